@@ -1,0 +1,99 @@
+"""`bpb data`: text from this machine or the hub into token shards."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bitsperbyte.text.prepare import prepare
+from bitsperbyte.text.shards import MANIFEST
+from bitsperbyte.text.tokenizers import WARN_LOST_SHARE
+
+app = typer.Typer(no_args_is_help=True, help="Make token shards from text, with exact byte counts.")
+
+
+@app.callback()
+def data() -> None:
+    """Make token shards from text, with exact byte counts."""
+
+
+@app.command(name="prepare")
+def prepare_command(
+    source: Annotated[str, typer.Option(help="embedded | FILE | DIR | fineweb | challenge. Files: .txt, .md, .jsonl "
+                                             "(plain, .gz, "
+                                             ".xz, .zst), .parquet")],
+    out: Annotated[Path, typer.Option(help="The folder to make; its manifest.json is written last.")],
+    tokenizer: Annotated[str | None, typer.Option(help="train:N | byte | sp1024 (the challenge's) | a .model or "
+                                                       "tokenizer.json. "
+                                                       "Default: train:1024; for the challenge sp1024.")] = None,
+    val_fraction: Annotated[float, typer.Option(help="Share of documents for validation, chosen by the hash of their "
+                                                     "text.")] = 0.05,
+    val_docs: Annotated[int | None, typer.Option(help="Take the first so many documents for validation "
+                                                      "instead.")] = None,
+    limit_docs: Annotated[int | None, typer.Option(help="Stop after so many documents.")] = None,
+    field: Annotated[str, typer.Option(help="The field or column that holds the text, in .jsonl and .parquet "
+                                            "files.")] = "text",
+    seed: Annotated[int, typer.Option(help="Another seed puts other documents into validation.")] = 0,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens of one shard.")] = 100_000_000,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; resolved once and pinned. "
+                                                      "Default: main.")] = None,
+    num_shards: Annotated[int, typer.Option(help="Train shards of the challenge, or Parquet files (2 GB each) of "
+                                                 "fineweb.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON and nothing else.")] = False,
+) -> None:
+    """Split, tokenise and check documents; write shards and a manifest with the sha256 of every file."""
+    console = Console(stderr=True)
+    there = (out / MANIFEST).exists()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"),
+               TimeElapsedColumn())
+    with (Progress(*columns, console=console, disable=as_json, transient=True) as bars, warnings.catch_warnings()):
+        task = bars.add_task("reading documents", total=None, amount="")
+
+        def show(what: str, done: int, total: int | None) -> None:
+            bars.update(task, description=what, completed=done, total=total, amount=_amount(what, done, total))
+
+        warnings.simplefilter("ignore", UserWarning)  # of the tokenizer's loss: the summary below says it
+        manifest = prepare(source, tokenizer, out, val_fraction=val_fraction, val_docs=val_docs, limit_docs=limit_docs,
+                           field=field, seed=seed, shard_tokens=shard_tokens, revision=revision, num_shards=num_shards,
+                           progress=show)
+    if as_json:
+        typer.echo(json.dumps(manifest, indent=1))
+    else:
+        _print_summary(Console(), manifest, out, there)
+
+
+def _amount(what: str, done: int, total: int | None) -> str:
+    if what == "fetching":
+        return f"{done / 1e6:,.0f} of {(total or 0) / 1e6:,.0f} MB"
+    return (f"{done:,}" if total is None else f"{done:,} of {total:,}") if done else ""
+
+
+def _print_summary(console: Console, manifest: dict[str, Any], out: Path, there: bool) -> None:
+    table = Table("split", "documents", "tokens", "bytes", "bytes per token", "lost in normalising", "shards")
+    for split, part in manifest["splits"].items():
+        raw, counted = part["num_bytes"], part["counted_bytes"]
+        lost = manifest["proof"].get(split, {}).get("lost_share")
+        num_bytes = counted if raw is None else raw
+        table.add_row(split, f"{part['num_documents']:,}", f"{part['num_tokens']:,}", f"{num_bytes:,}",
+                      f"{counted / part['num_tokens']:.4f}", "not known" if lost is None else f"{lost:.4%}",
+                      str(len(part["files"])))
+        if lost is not None and lost > WARN_LOST_SHARE:
+            console.print(f"warning: the tokenizer's normaliser changed {lost:.2%} of the bytes of "
+                          f"{split}", style="yellow")
+    console.print(table)
+    if manifest["num_duplicates_dropped"]:
+        console.print(f"{manifest['num_duplicates_dropped']:,} exact copies of validation documents dropped")
+    for reason, count in manifest["skipped"].items():
+        console.print(f"{count:,} {reason} passed over")
+    tokenizer = manifest["tokenizer"]
+    revision = f" at {manifest['revision']}" if manifest["revision"] else ""
+    console.print(f"{'already there' if there else 'written'}: {out} ({manifest['source']}{revision}, tokenizer "
+                  f"{tokenizer['name']}, "
+                  f"{tokenizer['vocab_size']} pieces)", highlight=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""bpb golf: plan, train, eval, sample."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, help="Train the best model whose artifact fits under a cap, within a time budget.")
+
+ConfigPath = Annotated[Path, typer.Argument(help="a YAML config, e.g. configs/golf/baseline.yaml")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="override a setting, e.g. --set schedule.wallclock_s=120")]
+RunDir = Annotated[Path, typer.Argument(help="the folder of a finished run")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
+
+
+@app.command()
+def plan(config: ConfigPath, set_: Overrides = None, device: Device = "auto", as_json: AsJson = False,
+         measure: Annotated[bool, typer.Option(help="time a step on this machine")] = True) -> None:
+    """Say what a config costs before it trains: parameters, bytes, arithmetic, steps in the budget."""
+    from bitsperbyte.golf.config import GolfConfig
+    from bitsperbyte.golf.devices import pick_device
+    from bitsperbyte.golf.plan import measure_step
+    from bitsperbyte.golf.plan import plan as make_plan
+    from bitsperbyte.run.config import load_config
+
+    loaded = load_config(config, GolfConfig, set_ or [])
+    made = make_plan(loaded, measure_step(loaded, pick_device(device)) if measure else None)
+    if as_json:
+        print(json.dumps(made.to_dict(), indent=2))
+        return
+    rows: list[tuple[str, str]] = [(f"parameters, {part}", f"{n:,}") for part, n in made.parameters.items()]
+    rows += [("blocks, unique / applied", f"{made.blocks[0]} / {made.blocks[1]}"),
+             ("training bytes (embedding bf16, rest float32)", f"{made.fp_bytes:,}"), ("int8 payload", f"{made.int8_bytes:,}"),
+             (f"{loaded.artifact.scheme} payload", f"{made.payload_bytes:,}"), ("payload ratio", f"{made.payload_ratio:.2f}")]
+    if made.file_bytes:
+        rows.append((f"expected file ({loaded.artifact.codec})", f"{made.file_bytes[0]:,} to {made.file_bytes[1]:,}"))
+    rows += [("code", f"{made.code_bytes:,}"), ("cap", f"{made.cap_bytes:,}"),
+             ("floating-point operations a token", f"{made.flops_per_token / 1e6:,.1f} million"),
+             ("memory, about", f"{made.memory_bytes / 2**30:.1f} GiB")]
+    rows += [(f"{g.optimizer}, {g.name}", f"lr {g.base_lr}, {len(g.param_names)} tensors, {g.num_parameters:,} parameters")
+             for g in made.groups]
+    if made.step:
+        rows += [(f"step on this {made.step.device}", f"{made.step.step_s * 1e3:,.1f} ms"), ("measured on", made.step.how)]
+    if made.num_steps:
+        rows += [("steps in the budget", f"{made.num_steps:,}"), ("tokens in the budget", f"{made.num_tokens:,}")]
+    if made.warmdown:
+        rows.append(("learning rate", made.warmdown))
+    _print_table(f"plan of {loaded.name}", rows)
+    for warning in made.warnings:
+        Console().print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(config: ConfigPath, run_dir: Annotated[Path, typer.Option(help="where everything of this run goes")],
+          set_: Overrides = None, seeds: Annotated[str | None, typer.Option(help="several runs, e.g. 1,2,3: RUN_DIR/seed_1 and so on")] = None,
+          resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted or killed run")] = False) -> None:
+    """Train a config; under torchrun on several GPUs. Ends with the artifact's score and the record."""
+    from bitsperbyte.golf.config import GolfConfig
+    from bitsperbyte.golf.session import train as run_training
+    from bitsperbyte.run.config import load_config
+
+    if seeds is None:
+        _print_result(run_training(load_config(config, GolfConfig, set_ or []), run_dir, resume=resume), run_dir)
+        return
+    from bitsperbyte.golf.seeds import parse_seeds, train_seeds
+
+    overrides = set_ or []
+    configs = {seed: load_config(config, GolfConfig, [*overrides, f"train.seed={seed}"]) for seed in parse_seeds(seeds)}
+    for seed, record in train_seeds(configs, run_dir, resume=resume).items():
+        _print_result(record, run_dir / f"seed_{seed}")
+
+
+@app.command("eval")
+def evaluate(run_dir: RunDir, text: Annotated[Path | None, typer.Option(help="text, Markdown, JSONL or Parquet, file or folder")] = None,
+             data: Annotated[Path | None, typer.Option(help="a folder of shards: its validation split")] = None,
+             window: Annotated[int | None, typer.Option(help="tokens of context and targets; default: the run's")] = None,
+             stride: Annotated[int | None, typer.Option(help="slide, scoring the last STRIDE tokens; default: non-overlapping")] = None,
+             isolated: Annotated[bool, typer.Option("--isolated", help="context never crosses a document")] = False,
+             drop_tail: Annotated[bool, typer.Option("--drop-tail", help="leave the shorter last chunk out, as the challenge does")] = False,
+             label: Annotated[str | None, typer.Option(help="also add the score to the run's record under this label")] = None,
+             device: Device = "auto", as_json: AsJson = False) -> None:
+    """Score a finished run's artifact: bits per byte of a text under stated windows."""
+    from bitsperbyte.golf.scoring import score_run
+
+    row = score_run(run_dir, text=text, data=data, window=window, stride=stride, isolated=isolated, drop_tail=drop_tail,
+                    label=label, device_name=device, show_progress=not as_json)
+    if as_json:
+        print(json.dumps(row.model_dump(mode="json"), indent=2))
+        return
+    windows = f"stride {row.stride} of {row.window}" if row.stride else f"non-overlapping {row.window}"
+    _print_table(f"score of {run_dir}", [
+        ("text", row.text), ("bits per byte", f"{row.bpb:.6f}"), ("nats per token", f"{row.nats_per_token:.6f}"),
+        ("bytes per token", f"{row.bytes_per_token:.4f}"), ("tokens / bytes", f"{row.num_tokens:,} / {row.num_bytes:,}"),
+        ("windows, documents", f"{windows}, {row.documents}"), ("split sha256", row.split_sha256), ("seconds", f"{row.seconds:.1f}")])
+
+
+@app.command()
+def sample(run_dir: RunDir, prompt: Annotated[str, typer.Option(help="text to continue")] = "",
+           num_tokens: Annotated[int, typer.Option(min=1)] = 200, temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.8,
+           top_k: Annotated[int, typer.Option(min=1)] = 50, seed: int = 0, device: Device = "auto") -> None:
+    """Continue a prompt with a finished run's artifact."""
+    from bitsperbyte.golf.devices import pick_device
+    from bitsperbyte.golf.sample import sample as continue_prompt
+    from bitsperbyte.golf.scoring import trained_window
+    from bitsperbyte.golf.session import load_run
+
+    model, tokenizer, _ = load_run(run_dir)
+    model.place(pick_device(device))
+    print(prompt + continue_prompt(model, tokenizer, prompt, num_tokens=num_tokens, temperature=temperature, top_k=top_k, seed=seed,
+                                   context=trained_window(run_dir)))
+
+
+def _print_result(record: Any, run_dir: Path) -> None:
+    from bitsperbyte.golf.session import ARTIFACT, RECORD
+
+    t, a = record.training, record.artifact
+    rows = [("status", record.status), ("steps / tokens", f"{t.num_steps:,} / {t.num_tokens:,}"),
+            ("training", f"{t.train_s:.1f} s, step p50 {t.step_ms_p50:.1f} ms, p95 {t.step_ms_p95:.1f} ms")]
+    if t.num_resumes:
+        rows.append(("resumed", f"{t.num_resumes} times, {t.lost_steps} steps trained again, {t.charged_lost_s:.1f} s charged for them"))
+    rows += [(f"bpb, {s.label.replace('_', ' ')}", f"{s.bpb:.4f} ({s.bytes_per_token:.3f} bytes/token; {_windows(s)})") for s in record.scores]
+    if a:
+        rows += [("artifact", f"{a.weight_bytes:,} bytes, {a.scheme} + {a.codec}, {a.bits_per_weight:.2f} bits a weight"),
+                 ("code", f"{a.code_bytes:,} bytes"),
+                 ("total against the cap", f"{a.total_bytes:,} of {a.cap_bytes:,} bytes, {a.margin_bytes:,} left")]
+    rows += [("record", str(run_dir / RECORD)), ("artifact file", str(run_dir / ARTIFACT)), ("log, metrics", f"{run_dir}/train.log, metrics.jsonl")]
+    _print_table(f"{record.name}, seed {record.seed}", rows)
+
+
+def _windows(row: Any) -> str:
+    return f"stride {row.stride} of {row.window}" if row.stride else f"non-overlapping {row.window}"
+
+
+def _print_table(title: str, rows: list[tuple[str, str]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, highlight=False)

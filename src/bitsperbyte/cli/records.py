@@ -1,0 +1,67 @@
+"""bpb records: render, list, show, add."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Evidence of finished runs, and the leaderboard made of it.")
+
+Root = Annotated[Path, typer.Option(help="the folder of the records")]
+
+
+@app.command()
+def render(
+    root: Root = Path("records"),
+    out: Annotated[Path | None, typer.Option(help="default: RECORDS.md beside the folder of the records")] = None,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; fail when the file is not current")] = False,
+) -> None:
+    """Write RECORDS.md from the records."""
+    from bitsperbyte.records.leaderboard import render as render_text
+    from bitsperbyte.run.folder import write_atomic
+
+    path = out or root.parent / "RECORDS.md"
+    text = render_text(root)
+    current = path.is_file() and path.read_bytes() == text.encode()
+    if check and not current:
+        raise ValueError(f"{path} is not what the records in {root} generate: run `bpb records render`")
+    if not current:
+        write_atomic(path, text)
+    print(f"{path} is current" if current else f"wrote {path}")
+
+
+@app.command("list")
+def list_records(root: Root = Path("records")) -> None:
+    """One line for each record: folder, status, bpb of the artifact, total bytes."""
+    from bitsperbyte.records.store import iter_records
+
+    for folder, record in iter_records(root):
+        row = record.score("artifact")
+        bpb = f"{row.bpb:.4f} bpb ({row.bytes_per_token:.3f} bytes/token)" if row else "no score"
+        size = (
+            f"{record.artifact.total_bytes:,} bytes"
+            if record.artifact and record.artifact.total_bytes
+            else "no artifact"
+        )
+        print(f"{folder}  {record.status}  {bpb}  {size}")
+
+
+@app.command()
+def show(path: Annotated[Path, typer.Argument(help="a record.json, or a folder that holds one")]) -> None:
+    """Check a record and print it as JSON."""
+    from bitsperbyte.records.store import read_record
+
+    print(json.dumps(read_record(path).model_dump(mode="json"), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def add(
+    run_dir: Annotated[Path, typer.Argument(help="the folder of a run that has ended")],
+    root: Root = Path("records"),
+    slug: Annotated[str | None, typer.Option(help="end of the folder's name; default: the run's name and seed")] = None,
+) -> None:
+    """Copy a run's record, config and log to the records; `render` then lists it."""
+    from bitsperbyte.records.store import add_record
+
+    print(f"added {add_record(run_dir, root, slug)}; now run `bpb records render`")

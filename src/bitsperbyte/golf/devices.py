@@ -1,0 +1,125 @@
+"""Where a run computes: the device of this process, the other ranks, and whether the run will fit."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bitsperbyte.golf.model import ModelConfig, parameter_counts
+
+GIB = 2**30
+# Bytes of activations a token keeps for the backward pass, in units of (positions in order) * dim * bytes of the compute type.
+# On CUDA from the 10,940 MiB that the 9 x 512 baseline takes at 65,536 tokens (H200, compiled); the CPU keeps every
+# intermediate: 32 was measured on the demo model.
+ACTIVATIONS_CUDA, ACTIVATIONS_CPU = 18, 32
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the run's processes (one without torchrun), and the device it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def average_gradients(self, parameters: list[Tensor]) -> None:
+        """Mean of the ranks' gradients, as one flat reduction."""
+        if self.world_size == 1:
+            return
+        grads = [p.grad for p in parameters]
+        flat = torch.cat([g.flatten() for g in grads])
+        dist.all_reduce(flat)
+        flat /= self.world_size
+        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+    def mean(self, value: Tensor) -> Tensor:
+        if self.world_size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.world_size
+        return value
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_ranks(device_name: str) -> Ranks:
+    """The ranks that torchrun started, or a single one. `device_name` is auto, cpu or cuda; ValueError when a GPU is asked for and
+    there is none."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = pick_device(device_name, local_rank)
+    if world_size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    return Ranks(rank, world_size, device)
+
+
+def pick_device(device_name: str, local_rank: int = 0) -> torch.device:
+    """cuda:local_rank or cpu; `auto` takes the GPU where there is one."""
+    if device_name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train.device is cuda, but torch sees no GPU here; use --set train.device=cpu, or auto")
+    if device_name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(f"rank {local_rank} of this host has no GPU: torch sees {torch.cuda.device_count()}; "
+                         "start that many processes (torchrun --nproc-per-node)")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def describe_device(device: torch.device, world_size: int) -> dict[str, Any]:
+    """Name, number and memory of the devices, for the record."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {"device": properties.name, "num_devices": world_size, "device_memory_bytes": properties.total_memory,
+                "cuda": torch.version.cuda, "dtype": "bfloat16"}
+    return {"device": "cpu", "num_devices": world_size, "num_threads": torch.get_num_threads(), "dtype": "float32"}
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most device memory allocated so far on CUDA; this process's peak resident size on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def expected_memory_bytes(config: ModelConfig, micro_batch_tokens: int, device_type: str) -> int:
+    """Weights, gradients, two optimiser moments and a warm-up copy, plus the activations of one micro-batch and its float32 logits."""
+    units, num_bytes = (ACTIVATIONS_CUDA, 2) if device_type == "cuda" else (ACTIVATIONS_CPU, 4)
+    activations = micro_batch_tokens * len(config.order) * config.dim * units * num_bytes
+    logits = micro_batch_tokens * config.vocab_size * 4 * 2
+    return parameter_counts(config)["total"] * 4 * 7 + activations + logits
+
+
+def require_memory(config: ModelConfig, micro_batch_tokens: int, ranks: Ranks) -> None:
+    """ValueError before the start of a run that will not fit in the device's free memory."""
+    needed = expected_memory_bytes(config, micro_batch_tokens, ranks.device.type)
+    if ranks.device.type == "cuda":
+        free = torch.cuda.mem_get_info(ranks.device)[0]
+    else:
+        free = psutil.virtual_memory().available // ranks.world_size
+    if needed > free:
+        raise ValueError(f"the run needs about {needed / GIB:.1f} GiB on {ranks.device} and {free / GIB:.1f} GiB are free; lower "
+                         f"train.micro_batch_tokens (now {micro_batch_tokens}), which leaves the result as it is")

@@ -1,0 +1,145 @@
+"""Score a model on a stream of tokens: nats per token from the network, bytes from the tokenizer's table, a Score from both.
+
+Shapes: B windows in a batch, T input tokens of the longest of them, D width, N scored positions.
+
+Windows run batched, longest first, padded on the right, which a causal model cannot see. Logits are computed for the scored
+positions only: at stride 64 of 1,024 that is one sixteenth of the head's work.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitsperbyte.golf.model import GolfModel
+from bitsperbyte.metric.bpb import Score
+from bitsperbyte.metric.windows import WindowPlan, plan_windows
+from bitsperbyte.text.tokenizers import ByteTable
+
+MAX_LOGIT_ROWS = 16_384  # scored positions put through the head at once: bounds the float32 logits to 0.5 GiB at 8,192 pieces
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a text is cut for scoring. Two scores compare only if their protocols and texts are equal."""
+
+    window: int
+    stride: int | None = None
+    documents: str = "across"
+    drop_tail: bool = False
+
+    def describe(self) -> str:
+        windows = f"stride {self.stride} of {self.window}" if self.stride else f"non-overlapping {self.window}"
+        return f"{windows}, {self.documents}" + (", tail dropped" if self.drop_tail else "")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A score, the same by document (for paired bootstraps), the protocol and the seconds it took."""
+
+    score: Score
+    protocol: Protocol
+    document_nats: np.ndarray
+    document_bytes: np.ndarray
+    seconds: float
+
+
+def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int, protocol: Protocol, *,
+             batch_tokens: int = 65_536, compiled: bool = False, rank: int = 0, world_size: int = 1,
+             progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    """Score the targets tokens[1:] of a uint16 stream under `protocol`.
+
+    `progress` is called with (windows done, windows in all). With several ranks each takes its share of the batches and all
+    return the same result. Raises ValueError for a stream without a target, for token ids beyond the model's vocabulary, and
+    where bytes per token say that the denominator belongs to another text.
+    """
+    begin = time.perf_counter()
+    tokens = np.asarray(tokens)
+    if len(tokens) < 2:
+        raise ValueError(f"nothing to score: {len(tokens)} tokens have no target; give a longer text")
+    if int(tokens.max()) >= model.config.vocab_size:
+        raise ValueError(f"token id {int(tokens.max())} is beyond the model's vocabulary of {model.config.vocab_size}: "
+                         "the text was prepared with another tokenizer")
+    plan = plan_windows(tokens, length=protocol.window, stride=protocol.stride, documents=protocol.documents, bos_id=bos_id,
+                        drop_tail=protocol.drop_tail)
+    document_of = np.cumsum(tokens == bos_id, dtype=np.int64)  # 0 is text before the first BOS
+    num_documents = int(document_of[-1]) + 1
+    nats, num_bytes, num_tokens = np.zeros(num_documents), np.zeros(num_documents, np.int64), 0
+    device = model.tok_emb.weight.device
+    hidden = model.hidden
+    full_batch = max(1, batch_tokens // protocol.window)
+    if compiled:
+        model.attention_mask(protocol.window, device)
+        hidden = torch.compile(model.hidden, dynamic=False)
+    batches = list(_batches(plan, full_batch, batch_tokens))
+    done = 0
+    with torch.no_grad():
+        for index, rows in enumerate(batches):
+            done += len(rows)
+            if index % world_size != rank:
+                continue
+            starts, ends, firsts = plan.starts[rows], plan.ends[rows], plan.firsts[rows]
+            full = len(rows) == full_batch and bool((ends - starts == protocol.window).all())
+            at = _positions(firsts, ends)
+            target = tokens[at]
+            losses = _window_nats(model, hidden if full else model.hidden, tokens, starts, ends, firsts, target, device)
+            nats += np.bincount(document_of[at], weights=losses, minlength=num_documents)
+            counted = table.target_bytes(tokens[at - 1], target)
+            num_bytes += np.bincount(document_of[at], weights=counted, minlength=num_documents).astype(np.int64)
+            num_tokens += len(at)
+            if progress:
+                progress(done, len(plan))
+    if world_size > 1:
+        nats, num_bytes, num_tokens = _sum_over_ranks(nats, num_bytes, num_tokens, device)
+    assert num_tokens == plan.num_scored, "every target of the plan is scored once"
+    score = Score(float(nats.sum()), int(num_bytes.sum()), num_tokens).check("the evaluation")
+    return Evaluation(score, protocol, nats, num_bytes, time.perf_counter() - begin)
+
+
+def _batches(plan: WindowPlan, full_batch: int, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Indices of windows that run together: equal or nearly equal lengths, at most `batch_tokens` inputs after padding."""
+    lengths = plan.ends - plan.starts
+    order = np.argsort(-lengths, kind="stable")
+    at = 0
+    while at < len(order):
+        longest = int(lengths[order[at]])
+        count = max(full_batch, batch_tokens // longest)
+        yield order[at : at + count]
+        at += count
+
+
+def _positions(firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """All target positions first..end of each window, one after the other."""
+    counts = ends - firsts + 1
+    offsets = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(firsts, counts) + np.arange(int(counts.sum())) - offsets
+
+
+def _window_nats(model: GolfModel, hidden: Callable[[Tensor], Tensor], tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray,
+                 firsts: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
+    """float64 nats of each scored target, in the order of _positions."""
+    T = int((ends - starts).max())
+    columns = starts[:, None] + np.arange(T)[None, :]
+    inputs = tokens[np.minimum(columns, ends[:, None] - 1)].astype(np.int64)  # past a window's end: any token, never scored
+    x_BTD = hidden(torch.from_numpy(inputs).to(device))
+    rows = np.repeat(np.arange(len(starts)), ends - firsts + 1)
+    flat = rows * T + _positions(firsts - 1 - starts, ends - 1 - starts)
+    x_ND = x_BTD.flatten(0, 1)[torch.from_numpy(flat).to(device)]
+    targets = torch.from_numpy(target.astype(np.int64)).to(device)
+    losses = [F.cross_entropy(model.logits(x), y, reduction="none").double()
+              for x, y in zip(x_ND.split(MAX_LOGIT_ROWS), targets.split(MAX_LOGIT_ROWS), strict=True)]
+    return torch.cat(losses).cpu().numpy()
+
+
+def _sum_over_ranks(nats: np.ndarray, num_bytes: np.ndarray, num_tokens: int, device: torch.device) -> tuple[np.ndarray, np.ndarray, int]:
+    counts = torch.from_numpy(np.append(num_bytes, num_tokens)).to(device)
+    total = torch.from_numpy(nats).to(device)
+    dist.all_reduce(total)
+    dist.all_reduce(counts)
+    summed = counts.cpu().numpy()
+    return total.cpu().numpy(), summed[:-1], int(summed[-1])

@@ -1,0 +1,139 @@
+"""What a run says while it trains: train.log in the challenge's line formats, metrics.jsonl, and a progress bar.
+
+metrics.jsonl only grows. A step row holds `step`; a resume row holds `event: resume` and `from_step`, and supersedes the step rows
+after that step: `read_metrics` returns what counts.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from bitsperbyte.run.folder import JsonlWriter, RunFolder, read_jsonl
+
+LINE_EVERY_S = 10.0  # between progress lines where there is no terminal to draw a bar in
+SYNC_EVERY_S = 1.0  # rows are handed to the system at once, which SIGKILL cannot undo; a power cut may cost this much
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """metrics.jsonl with superseded rows left out."""
+
+    steps: list[dict[str, Any]]  # one row for each step that counts, in order
+    validations: list[dict[str, Any]]
+    num_lost_steps: int  # trained, then lost to a kill and trained again
+    num_resumes: int
+    last_elapsed_s: float  # budget used when the last row was written, whether that row counts or not
+    last_step: int  # the step that the last attempt had reached
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read metrics.jsonl; an absent file is an empty run. A torn last line (the process died writing it) is left out."""
+    rows = read_jsonl(path)[0] if path.exists() else []
+    steps: list[dict[str, Any]] = []
+    validations: list[dict[str, Any]] = []
+    num_lost, num_resumes, last_elapsed_s = 0, 0, 0.0
+    for row in rows:
+        last_elapsed_s = max(last_elapsed_s, float(row.get("elapsed_s", 0.0)))
+        if row.get("event") == "resume":
+            num_resumes += 1
+            num_lost += sum(r["step"] > row["from_step"] for r in steps)
+            steps = [r for r in steps if r["step"] <= row["from_step"]]
+            validations = [r for r in validations if r["step"] < row["from_step"]]  # the one at that step is made again
+        elif "val_loss" in row:
+            validations.append(row)
+        elif "loss" in row:
+            steps.append(row)
+    return Metrics(steps, validations, num_lost, num_resumes, last_elapsed_s, steps[-1]["step"] if steps else 0)
+
+
+class RunLog:
+    """Writes for the main rank; on other ranks (folder None) every call does nothing."""
+
+    def __init__(self, folder: RunFolder | None, console: Console, *, max_steps: int | None, wallclock_s: float | None,
+                 log_every: int) -> None:
+        self.console, self.max_steps, self.wallclock_s, self.log_every = console, max_steps, wallclock_s, log_every
+        self.total = max_steps or 0  # the challenge's lines show step:N/ITERATIONS; 0 says that only the clock ends the run
+        self.active = folder is not None
+        self.val_bpb: float | None = None
+        self._last_line_s = self._last_sync_s = 0.0
+        if folder:
+            self.metrics = JsonlWriter(folder.path / "metrics.jsonl")
+            self._log = open(folder.path / "train.log", "a", encoding="utf-8")
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "RunLog":
+        if self.active and self.console.is_terminal:
+            self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
+                                 console=self.console)
+            self._task = self._bar.add_task("training", total=1.0, text="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def close(self) -> None:
+        if self.active:
+            self.metrics.close()
+            self._log.close()
+
+    def line(self, text: str) -> None:
+        """One line of train.log."""
+        if self.active:
+            self._log.write(text + "\n")
+            self._log.flush()
+
+    def say(self, text: str) -> None:
+        """A line for the person and the log."""
+        self.line(text)
+        if self.active:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def row(self, row: dict[str, Any], sync: bool = True) -> None:
+        if self.active:
+            self.metrics.append(row, sync=sync)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Record one finished step: step, loss, elapsed_s, step_ms, lr_scale, tokens."""
+        if not self.active:
+            return
+        now = time.monotonic()
+        sync = now - self._last_sync_s > SYNC_EVERY_S
+        self.row(row, sync=sync)
+        if sync:
+            self._last_sync_s = now
+        step, elapsed_ms = row["step"], row["elapsed_s"] * 1e3
+        if step <= 10 or step % self.log_every == 0:
+            self.line(f"step:{step}/{self.total} train_loss:{row['loss']:.4f} train_time:{elapsed_ms:.0f}ms "
+                      f"step_avg:{elapsed_ms / step:.2f}ms")
+        text = self._progress_text(row)
+        if self._bar:
+            self._bar.update(self._task, completed=self._share_done(row), text=text)
+        elif now - self._last_line_s > LINE_EVERY_S:
+            self._last_line_s = now
+            self.console.print(f"training {100 * self._share_done(row):3.0f}%  {text}", highlight=False, soft_wrap=True)
+
+    def validation(self, step: int, score: Any, elapsed_s: float) -> None:
+        self.val_bpb = score.bpb
+        self.row({"step": step, "val_loss": score.nats_per_token, "val_bpb": score.bpb, "elapsed_s": elapsed_s})
+        self.line(f"step:{step}/{self.total} val_loss:{score.nats_per_token:.4f} val_bpb:{score.bpb:.4f} "
+                  f"train_time:{elapsed_s * 1e3:.0f}ms step_avg:{elapsed_s * 1e3 / max(step, 1):.2f}ms")
+
+    def _share_done(self, row: dict[str, Any]) -> float:
+        shares = [row["elapsed_s"] / self.wallclock_s if self.wallclock_s else 0.0,
+                  row["step"] / self.max_steps if self.max_steps else 0.0]
+        return min(1.0, max(shares))
+
+    def _progress_text(self, row: dict[str, Any]) -> str:
+        step_s = row["elapsed_s"] / row["step"]
+        left = [self.wallclock_s - row["elapsed_s"] if self.wallclock_s else float("inf"),
+                (self.max_steps - row["step"]) * step_s if self.max_steps else float("inf")]
+        bpb = f"  val bpb {self.val_bpb:.4f}" if self.val_bpb is not None else ""
+        return (f"step {row['step']}  loss {row['loss']:.4f}{bpb}  {row['step_ms']:.1f} ms/step  "
+                f"{max(0.0, min(left)):.0f} s left")

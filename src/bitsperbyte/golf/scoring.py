@@ -1,0 +1,86 @@
+"""Score a finished run's artifact on a text or on prepared shards, and keep the score in its record if asked."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from bitsperbyte.golf.devices import pick_device
+from bitsperbyte.golf.evaluate import Protocol, evaluate
+from bitsperbyte.golf.session import IDENTITY, RECORD, load_run, score_row
+from bitsperbyte.records.schema import ScoreRow
+from bitsperbyte.records.store import read_record, write_record
+from bitsperbyte.run.config import read_yaml
+from bitsperbyte.text.corpora import iter_documents
+from bitsperbyte.text.shards import DataFolder, open_shard
+from bitsperbyte.text.tokenizers import Prover, Tokenizer
+
+
+def trained_window(run_dir: Path) -> int:
+    """The window that the run's config scores with: eval.window, or the sequence length it trained on."""
+    config = read_yaml(run_dir / "config.yaml")
+    return int(config["eval"]["window"] or config["train"]["seq_len"])
+
+
+def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = None, window: int | None = None,
+              stride: int | None = None, isolated: bool = False, drop_tail: bool = False, label: str | None = None,
+              device_name: str = "auto", show_progress: bool = True) -> ScoreRow:
+    """The score of run_dir's artifact on `text` (documents, each after a BOS), on the validation split of the shards in `data`, or by
+    default on the run's own validation split. ValueError for a text that the tokenizer cannot account for."""
+    if text and data:
+        raise ValueError("give either --text or --data, not both")
+    model, tokenizer, _ = load_run(run_dir)
+    protocol = Protocol(window or trained_window(run_dir), stride, "isolated" if isolated else "across", drop_tail)
+    if stride and stride > protocol.window:
+        raise ValueError(f"--stride {stride} must not exceed the window of {protocol.window} tokens")
+    if stride and drop_tail:
+        raise ValueError("--drop-tail goes with non-overlapping windows: leave --stride out")
+    if text:
+        tokens, split, name = *_encode_text(tokenizer, text), str(text)
+    else:
+        tokens, split, name = _validation_split(run_dir, tokenizer, data)
+    device = pick_device(device_name)
+    model.place(device)
+    with Progress(console=Console(stderr=True), disable=not show_progress, transient=True) as bar:
+        task = bar.add_task(f"scoring {len(tokens):,} tokens", total=None)
+        result = evaluate(model, tokens, tokenizer.table, tokenizer.bos_id, protocol,
+                          progress=lambda done, total: bar.update(task, completed=done, total=total))
+    row = score_row(label or "evaluation", result, name, split)
+    if label:
+        record = read_record(run_dir / RECORD)
+        record.scores = [s for s in record.scores if s.label != label] + [row]
+        write_record(run_dir / RECORD, record)
+    return row
+
+
+def _encode_text(tokenizer: Tokenizer, text: Path) -> tuple[np.ndarray, str]:
+    """BOS before each document. The proof of metric.md holds for every document scored."""
+    prover, parts, digest = Prover(tokenizer), [], hashlib.sha256()
+    for document in iter_documents(str(text)):
+        ids = tokenizer.encode(document)
+        prover.add(document, ids)
+        digest.update(document.encode() + b"\0")
+        parts += [np.array([tokenizer.bos_id], np.uint16), np.asarray(ids, np.uint16)]
+    if not parts:
+        raise ValueError(f"{text} holds no document to score")
+    prover.result()
+    return np.concatenate(parts), digest.hexdigest()
+
+
+def _validation_split(run_dir: Path, tokenizer: Tokenizer, data: Path | None) -> tuple[np.ndarray, str, str]:
+    identity = json.loads((run_dir / IDENTITY).read_text(encoding="utf-8"))
+    path = data or Path(identity["config"]["data"]["path"])
+    given = None if (path / "manifest.json").exists() else next(run_dir.glob("tokenizer.*"))
+    folder = DataFolder.open(path, tokenizer_path=given)
+    if folder.tokenizer.sha256 != tokenizer.sha256:
+        raise ValueError(f"the shards in {path} were made with another tokenizer than the run's: score them with --text, or prepare "
+                         f"them again with --tokenizer {run_dir}")
+    folder.verify("val")
+    split = folder.split_sha256("val")
+    if data is None and split != identity["data"]["val_sha256"]:
+        raise ValueError(f"the validation split in {path} has changed since the run was trained; name it with --data to score it anyway")
+    tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in folder.shards("val")])
+    return tokens, split, f"validation split of {path}"

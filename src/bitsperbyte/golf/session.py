@@ -1,0 +1,260 @@
+"""A golf run from a config to a record: open the folder and the data, train, pack, read back, score what was read, record.
+
+Every way to end leaves a record.json: finished, over_cap, diverged, interrupted, crashed; a run that was killed says running.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+import bitsperbyte
+from bitsperbyte.golf.artifact import Ledger, read_artifact, write_artifact
+from bitsperbyte.golf.config import GolfConfig
+from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
+from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
+from bitsperbyte.golf.logs import RunLog, read_metrics
+from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
+from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
+from bitsperbyte.golf.schedule import describe_warmdown
+from bitsperbyte.golf.train import EXIT_FAILED, Trainer
+from bitsperbyte.records.schema import Record, ScoreRow
+from bitsperbyte.records.store import read_record, write_record
+from bitsperbyte.run.config import config_hash, resolved_yaml
+from bitsperbyte.run.folder import RunFolder, check_same_config, require_disk_space
+from bitsperbyte.run.outcome import RunFailed
+from bitsperbyte.run.provenance import collect
+from bitsperbyte.text.loader import TokenStream
+from bitsperbyte.text.shards import DataFolder, open_shard
+from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
+
+RECORD, ARTIFACT, IDENTITY = "record.json", "artifact.bpb", "identity.json"
+
+
+def train(config: GolfConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None) -> Record:
+    """Run `config` in `run_dir` to its end and return the record (also written there).
+
+    Raises ValueError for input that cannot work (before anything is trained) and RunFailed, with an exit code, for a run that
+    was interrupted, diverged or ended over the cap; the folder then holds everything so far.
+    """
+    console = console or Console(stderr=True)
+    ranks = join_ranks(config.train.device)
+    try:
+        if not ranks.is_main:
+            ranks.barrier()  # the main rank opens the folder and checks the data first
+            return _train(config, run_dir, None, ranks, resume, console)
+        with RunFolder.open(run_dir, resume=resume, kind="golf") as folder:
+            return _train(config, run_dir, folder, ranks, resume, console)
+    finally:
+        ranks.close()
+
+
+def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: Ranks, resume: bool, console: Console) -> Record:
+    began = time.perf_counter()
+    require_memory(config.model_dataclass(), config.train.micro_batch_tokens, ranks)
+    data = DataFolder.open(Path(config.data.path), tokenizer_path=config.data.tokenizer)
+    tokenizer = data.tokenizer
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ValueError(f"the tokenizer of {config.data.path} has {tokenizer.vocab_size} pieces and model.vocab_size is "
+                         f"{config.model.vocab_size}: set them equal")
+    if folder:
+        weights = parameter_counts(config.model_dataclass())["total"] * 4
+        require_disk_space(run_dir, 9 * weights + 2 * config.artifact.cap_bytes, "three checkpoints and the artifact")
+        console.print(f"checking the data in {config.data.path}", highlight=False)
+        data.verify("train")
+        data.verify("val")
+        _open_identity(folder, config, data, tokenizer, resume)
+        ranks.barrier()
+    record = _new_record(config, data, tokenizer, ranks)
+    log = RunLog(folder, console, max_steps=config.schedule.max_steps, wallclock_s=config.schedule.wallclock_s,
+                 log_every=config.train.log_every)
+    val_tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in data.shards("val")])
+    trainer = Trainer(config, ranks, run_dir, log, TokenStream(data.shards("train")), val_tokens, tokenizer)
+    try:
+        _write(folder, record)
+        _introduce(log, config, data, tokenizer, trainer)
+        if resume:
+            trainer.resume()
+        trainer.phases_s["setup"] = trainer.phases_s.get("setup", 0.0) + time.perf_counter() - began
+        if not trainer.finished:
+            trainer.warm_up()
+            trainer.run()
+        _finish(record, trainer, run_dir, data)
+    except RunFailed as failure:
+        record.status, record.error = failure.status, str(failure)
+        raise
+    except KeyboardInterrupt:
+        record.status, record.error = "interrupted", "stopped while scoring; --resume scores again"
+        raise
+    except Exception as error:
+        record.status, record.error = "crashed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        _fill_training(record, trainer, run_dir, time.perf_counter() - began)
+        _write(folder, record)
+        log.close()
+    return record
+
+
+def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, resume: bool) -> None:
+    """Write what makes the run this run, or refuse to resume under anything else."""
+    identity = {"config": config.model_dump(mode="json"), "data": _data_identity(data, tokenizer),
+                "versions": {"bitsperbyte": bitsperbyte.__version__, "torch": torch.__version__}}
+    if resume:
+        saved = json.loads((folder.path / IDENTITY).read_text(encoding="utf-8"))
+        check_same_config(saved, identity)
+        record = folder.path / RECORD
+        if record.exists() and read_record(record).status in ("finished", "over_cap"):
+            raise ValueError(f"the run in {folder.path} is finished: see its record.json, or take another --run-dir")
+        return
+    folder.write_json_atomic(IDENTITY, identity)
+    tokenizer.save(folder.path)
+    folder.write_atomic("config.yaml", resolved_yaml(config))  # last: its presence says that the folder holds a run
+
+
+def _data_identity(data: DataFolder, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"source": data.manifest.get("source"), "train_sha256": data.split_sha256("train"),
+            "val_sha256": data.split_sha256("val"), "tokenizer_sha256": tokenizer.sha256, "tokenizer_name": tokenizer.name,
+            "vocab_size": tokenizer.vocab_size}
+
+
+def _new_record(config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, ranks: Ranks) -> Record:
+    facts = collect()
+    return Record(track="golf", name=config.name, status="running", created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                  command=facts["command"], config=config.model_dump(mode="json"), config_sha256=config_hash(config),
+                  provenance={**facts, **describe_device(ranks.device, ranks.world_size)}, seed=config.train.seed,
+                  data=_data_identity(data, tokenizer))
+
+
+def _write(folder: RunFolder | None, record: Record) -> None:
+    if folder:
+        write_record(folder.path / RECORD, record)
+
+
+def _introduce(log: RunLog, config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, trainer: Trainer) -> None:
+    counts = parameter_counts(config.model_dataclass())
+    num_val = len(trainer.val_tokens)
+    log.say(f"{config.name}: {counts['total']:,} parameters on {trainer.ranks.device} x {trainer.ranks.world_size}, tokenizer "
+            f"{tokenizer.name}, {trainer.stream.length:,} training tokens, {num_val:,} validation tokens")
+    log.line(f"model_params:{counts['total']}")
+    log.line(f"world_size:{trainer.ranks.world_size} grad_accum_steps:{trainer.num_micro}")
+    log.line(f"val_loader:shards pattern={config.data.path} tokens:{num_val - 1}")
+    log.line(f"train_batch_tokens:{config.train.batch_tokens} train_seq_len:{config.train.seq_len} "
+             f"iterations:{config.schedule.max_steps or 0} warmup_steps:{config.schedule.warmup_steps} "
+             f"max_wallclock_seconds:{config.schedule.wallclock_s or 0:.3f}")
+    log.line(f"seed:{config.train.seed}")
+
+
+def protocol_of(config: GolfConfig) -> Protocol:
+    """How the config's final scores cut the validation text."""
+    ev = config.eval
+    return Protocol(ev.window or config.train.seq_len, ev.stride, ev.documents, ev.drop_tail)
+
+
+def score_row(label: str, evaluation: Evaluation, text: str, split_sha256: str) -> ScoreRow:
+    """The record's row of one evaluation."""
+    p = evaluation.protocol
+    return ScoreRow(label=label, text=text, split_sha256=split_sha256, window=p.window, stride=p.stride, documents=p.documents,
+                    drop_tail=p.drop_tail, seconds=evaluation.seconds, **evaluation.score.to_dict())
+
+
+def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -> None:
+    """Score, quantise, write, read back, score what was read; RunFailed when the artifact is over the cap."""
+    config, ranks, log = trainer.config, trainer.ranks, trainer.log
+    protocol, tokenizer = protocol_of(config), trainer.tokenizer
+    tokens = trainer.val_tokens[: config.eval.max_tokens]
+    split = data.split_sha256("val") + (f":first-{len(tokens)}" if config.eval.max_tokens else "")
+
+    def score(label: str) -> Evaluation:
+        log.say(f"scoring {label.replace('_', ' ')}: {len(tokens):,} tokens, {protocol.describe()}")
+        with trainer.phase("final_evaluation"):
+            result = evaluate(trainer.model, tokens, tokenizer.table, tokenizer.bos_id, protocol, rank=ranks.rank,
+                              batch_tokens=config.eval.batch_tokens, world_size=ranks.world_size)
+        record.scores.append(score_row(label, result, f"validation split of {config.data.path}", split))
+        return result
+
+    final = score("before_quantisation").score
+    elapsed_s = trainer.clock.elapsed_s
+    log.validation(trainer.step, final, elapsed_s)
+    peak_mib = peak_memory_bytes(ranks.device) // 2**20
+    reserved = torch.cuda.max_memory_reserved(ranks.device) // 2**20 if ranks.device.type == "cuda" else peak_mib
+    log.line(f"peak memory allocated: {peak_mib} MiB reserved: {reserved} MiB")
+    path = run_dir / ARTIFACT
+    with trainer.phase("artifact"):
+        if ranks.is_main:
+            ledger = write_artifact(path, state={n: p.detach().float().cpu() for n, p in trainer.model.named_parameters()},
+                                    model=config.model_dataclass(), tokenizer_sha256=tokenizer.sha256,
+                                    scheme=config.artifact.scheme, codec=config.artifact.codec, extra={"name": config.name})
+            ledger = replace(ledger, cap_bytes=config.artifact.cap_bytes)
+            _log_sizes(log, ledger, config)
+            record.artifact = artifact_section(path, ledger, config)
+        ranks.barrier()
+        artifact = read_artifact(path, expected_tokenizer_sha256=tokenizer.sha256)
+        trainer.model.load_state_dict(artifact.state)  # what is scored below came from the disk
+    result = score("artifact")
+    tag = f"final_{config.artifact.scheme.removeprefix('reference_')}_{config.artifact.codec}_roundtrip"
+    loss, bpb = result.score.nats_per_token, result.score.bpb
+    log.line(f"{tag} val_loss:{loss:.4f} val_bpb:{bpb:.4f} eval_time:{result.seconds * 1e3:.0f}ms")
+    log.line(f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}")
+    record.status = "finished"
+    if ranks.is_main and ledger.margin_bytes < 0:
+        raise RunFailed(f"the artifact is over the cap: {ledger.total_bytes:,} of {ledger.cap_bytes:,} bytes, "
+                        f"{-ledger.margin_bytes:,} too many; take fewer or narrower blocks, artifact.scheme int6, or another codec",
+                        EXIT_FAILED, "over_cap")
+
+
+def _log_sizes(log: RunLog, ledger: Ledger, config: GolfConfig) -> None:
+    shapes = state_shapes(config.model_dataclass())
+    raw, payload = fp_bytes(shapes), payload_bytes(shapes, config.artifact.scheme)
+    tag = f"{config.artifact.scheme.removeprefix('reference_')}+{config.artifact.codec}"
+    log.line(f"Serialized model: {raw} bytes")
+    log.line(f"Code size: {ledger.code_bytes} bytes")
+    log.line(f"Total submission size: {raw + ledger.code_bytes} bytes")
+    log.line(f"Serialized model {tag}: {ledger.weight_bytes} bytes (payload:{payload} raw_torch:{raw} payload_ratio:{raw / payload:.2f}x)")
+    log.line(f"Total submission size {tag}: {ledger.total_bytes} bytes")
+
+
+def artifact_section(path: Path, ledger: Ledger, config: GolfConfig) -> dict[str, Any]:
+    """The record's artifact part."""
+    shapes = state_shapes(config.model_dataclass())
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "scheme": config.artifact.scheme,
+            "codec": config.artifact.codec, "payload_bytes": payload_bytes(shapes, config.artifact.scheme), **ledger.to_dict()}
+
+
+def _fill_training(record: Record, trainer: Trainer, run_dir: Path, total_s: float) -> None:
+    metrics = read_metrics(run_dir / "metrics.jsonl")
+    config = trainer.config
+    step_ms = np.array([row["step_ms"] for row in metrics.steps]) if metrics.steps else None
+    num_steps = metrics.steps[-1]["step"] if metrics.steps else trainer.step
+    record.training = {
+        "num_steps": num_steps, "num_tokens": num_steps * config.train.batch_tokens,
+        "batch_tokens": config.train.batch_tokens, "num_parameters": parameter_counts(config.model_dataclass())["total"],
+        "step_ms_p50": None if step_ms is None else float(np.percentile(step_ms, 50)),
+        "step_ms_p95": None if step_ms is None else float(np.percentile(step_ms, 95)),
+        "train_s": trainer.clock.elapsed_s, "budget_s": config.schedule.wallclock_s, "max_steps": config.schedule.max_steps,
+        "stopped_by": trainer.finished, "charged_lost_s": trainer.clock.charged_s, "lost_steps": metrics.num_lost_steps,
+        "num_resumes": metrics.num_resumes, "peak_memory_bytes": peak_memory_bytes(trainer.ranks.device),
+        "final_train_loss": metrics.steps[-1]["loss"] if metrics.steps else None,
+        "warmdown": describe_warmdown(trainer.schedule, trainer.clock.elapsed_s / num_steps if num_steps else 0.0),
+    }
+    record.phases_s = {**trainer.phases_s, "train": trainer.clock.elapsed_s, "this_attempt": total_s}
+
+
+def load_run(run_dir: Path) -> tuple[GolfModel, Tokenizer, ModelConfig]:
+    """The scored model of a finished run: its artifact, read from disk, and its tokenizer. ValueError where either is missing or they
+    do not belong together."""
+    path = run_dir / ARTIFACT
+    if not path.exists():
+        raise ValueError(f"{run_dir} holds no {ARTIFACT}: the run is not finished; go on with `bpb golf train ... --resume`")
+    tokenizer = load_tokenizer(run_dir)
+    artifact = read_artifact(path, expected_tokenizer_sha256=tokenizer.sha256)
+    model = GolfModel(artifact.model)
+    model.load_state_dict(artifact.state)
+    return model, tokenizer, artifact.model

@@ -1,0 +1,110 @@
+"""Records on disk: read and written one by one, and collected under records/<track>/<date>_<slug>/."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bitsperbyte.records.schema import SCHEMA_VERSION, Record
+from bitsperbyte.run.config import error_sentences
+from bitsperbyte.run.folder import lock_holder, write_atomic
+
+RECORD = "record.json"
+# What else is evidence. metrics.jsonl of a long run is large, and the record holds what was drawn from it.
+EVIDENCE = ("config.yaml", "train.log", "metrics.jsonl")
+MAX_EVIDENCE_BYTES = 2 * 2**20
+
+
+def read_record(path: Path | str) -> Record:
+    """The record at `path`, a file or a folder that holds record.json.
+
+    Raises ValueError, naming the file and each field at fault, for what is missing, damaged, of a newer version, or
+    states a score that its own nats and bytes contradict.
+    """
+    path = _record_file(Path(path))
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): restore it, or run again") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__} where a record, a JSON object, belongs")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema_version {version!r}, and this version of bitsperbyte reads {SCHEMA_VERSION}: "
+            "use the one that wrote it"
+        )
+    try:
+        return Record.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {'; '.join(error_sentences(error))}") from error
+
+
+def write_record(path: Path | str, record: Record) -> None:
+    """Write the record as one whole file, validated once more: lists in it may have been changed in place."""
+    text = record_json(record)
+    try:
+        Record.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"the record for {path} is not valid: {'; '.join(error_sentences(error))}") from error
+    write_atomic(path, text)
+
+
+def record_json(record: Record) -> str:
+    """The record's text: indented, fields in the schema's order, numbers that are not finite as null."""
+    return record.model_dump_json(indent=2) + "\n"
+
+
+def iter_records(root: Path | str = "records") -> Iterator[tuple[Path, Record]]:
+    """(folder, record) of each record under `root`, in the order of their paths; nothing where there is no such folder.
+
+    Raises ValueError at a record that cannot be read: a leaderboard without it would look complete.
+    """
+    for path in sorted(Path(root).glob(f"*/*/{RECORD}")):
+        if not path.parent.name.startswith("."):
+            yield path.parent, read_record(path)
+
+
+def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | None = None) -> Path:
+    """Copy a run's record, config and log to `root`/<track>/<date>_<slug>/ and return that folder.
+
+    The slug is the run's name and seed unless given. The folder appears whole or not at all. Raises ValueError for a
+    run that is still in use, has no record, or whose place is taken: an earlier record is never overwritten.
+    """
+    run_dir = Path(run_dir)
+    if holder := lock_holder(run_dir):
+        raise ValueError(f"{run_dir} is in use by {holder}: add the record when the run has ended")
+    record = read_record(run_dir)
+    if slug is None:
+        slug = record.name if record.seed is None else f"{record.name}_seed{record.seed}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", slug):
+        raise ValueError(
+            f"the slug {slug!r} must begin with a letter or digit and hold only those, '.', '_' and '-': give --slug"
+        )
+    folder = Path(root) / record.track / f"{record.date}_{slug}"
+    if folder.exists():
+        raise ValueError(f"{folder} exists, and records are never overwritten: give another --slug")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        write_record(partial / RECORD, record)
+        for name in EVIDENCE:
+            source = run_dir / name
+            if source.is_file() and source.stat().st_size <= MAX_EVIDENCE_BYTES:
+                write_atomic(partial / name, source.read_bytes())
+        os.rename(partial, folder)  # refuses a folder that someone else filled meanwhile
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return folder
+
+
+def _record_file(path: Path) -> Path:
+    file = path / RECORD if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"there is no record at {file}: give a record.json, or the folder of a run that has one")
+    return file

@@ -1,0 +1,40 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repo_dir() -> Path:
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of reference data beside the checkout; its absence fails in CI and skips elsewhere."""
+    path = REPO.parent / "shared"
+    if not (path / "data").is_dir():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"the reference data folder {path} is missing, and CI must have it")
+        pytest.skip(f"the reference data folder {path} is not on this machine")
+    return path
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Soak tests run only when asked for by name (-m soak); GPU tests say why they do not run."""
+    wants_soak = "soak" in (config.getoption("-m") or "")
+    for item in items:
+        if "soak" in item.keywords and not wants_soak:
+            item.add_marker(pytest.mark.skip(reason="long fault test: run make soak"))
+        if "gpu" in item.keywords and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and this machine has none"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
