@@ -1,4 +1,4 @@
-"""Quantisation: the challenge's payload sizes, an independent derivation of its rules, and error bounds as properties."""
+"""Quantisation: the challenge's payload sizes, an independent derivation of its rules, error bounds as properties."""
 
 import math
 

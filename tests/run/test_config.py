@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bitsperbyte.run.config import config_diff, config_hash, load_config, resolved_yaml
+from bitsperbyte.run.config import config_diff, config_hash, load_config, read_yaml, resolved_yaml
 
 
 class Warmdown(BaseModel):
@@ -81,7 +81,16 @@ def test_later_overrides_win_and_sections_can_be_set_whole(write) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 0.001), ("1E5", 1e5), ("-2e+2", -200.0), (".5", 0.5), (".5e1", 5.0), ("1.", 1.0), ("3", 3.0), ("1_000.5", 1000.5)],
+    [
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        ("-2e+2", -200.0),
+        (".5", 0.5),
+        (".5e1", 5.0),
+        ("1.", 1.0),
+        ("3", 3.0),
+        ("1_000.5", 1000.5),
+    ],
 )
 def test_numbers_are_read_as_numbers(write, text: str, value: float) -> None:
     assert load_config(write("a.yaml", f"optim: {{matrix_lr: {text}}}"), Config).optim.matrix_lr == value
@@ -102,7 +111,9 @@ def test_words_stay_words(write, word: str) -> None:
 
 names = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
-    st.sampled_from(["on", "off", "1e-3", "1_0", "null", "~", "", "true", "0x1f", "010", "1:30", "<<", "=", "2020-01-01", ".5"]),
+    st.sampled_from(
+        ["on", "off", "1e-3", "1_0", "null", "~", "", "true", "0x1f", "010", "1:30", "<<", "=", "2020-01-01", ".5"]
+    ),
 )
 
 
@@ -112,7 +123,9 @@ def test_resolved_yaml_reads_back_to_an_equal_config(tmp_path_factory, name, rat
     path = tmp_path_factory.getbasetemp() / "resolved.yaml"
     path.write_bytes(resolved_yaml(config).encode())
     again = load_config(path, Config)
-    assert again == config and config_hash(again) == config_hash(config) and resolved_yaml(again) == resolved_yaml(config)
+    assert (
+        again == config and config_hash(again) == config_hash(config) and resolved_yaml(again) == resolved_yaml(config)
+    )
 
 
 def test_hash_depends_on_settings_and_not_on_their_spelling(write) -> None:
@@ -133,11 +146,15 @@ def test_unknown_key_names_file_path_and_nearest_key(write) -> None:
 
 def test_unknown_override_names_nearest_key(write) -> None:
     path = write("a.yaml", "name: a")
-    assert "--set optim.ordr=[1]: there is no setting optim.ordr; did you mean optim.order?" in refusal(path, "optim.ordr=[1]")
+    assert "--set optim.ordr=[1]: there is no setting optim.ordr; did you mean optim.order?" in refusal(
+        path, "optim.ordr=[1]"
+    )
     assert "optim.matrix_lr" in refusal(path, "optim.matrix_lr.x=1")
 
 
-@pytest.mark.parametrize("override", ["optim.matrix_lr", "=3", "optim.=3", "optim..matrix_lr=1", "name=", "name=[", "name={a: 1, a: 2}"])
+@pytest.mark.parametrize(
+    "override", ["optim.matrix_lr", "=3", "optim.=3", "optim..matrix_lr=1", "name=", "name=[", "name={a: 1, a: 2}"]
+)
 def test_malformed_overrides_are_refused(write, override: str) -> None:
     assert f"--set {override}" in refusal(write("a.yaml", "name: a"), override)
 
@@ -152,8 +169,10 @@ def test_refused_values_name_key_value_and_where_they_were_set(write) -> None:
 
 
 def test_validator_messages_arrive_with_their_section(write) -> None:
-    message = refusal(write("a.yaml", "schedule: {warmdown: {steps: 1, fraction: 0.5}}"))
-    assert message.endswith("schedule.warmdown: warmdown takes either steps or fraction")
+    path = write("a.yaml", "name: a\nschedule: {warmdown: {steps: 1}}")
+    message = refusal(path, "schedule.warmdown.fraction=0.5", "name=b")
+    expected = "and --set schedule.warmdown.fraction=0.5: schedule.warmdown: warmdown takes either steps or fraction"
+    assert message.startswith(str(path)) and message.endswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +230,16 @@ def test_config_diff_lists_exactly_what_differs() -> None:
     a = {"x": 1, "s": {"p": [1, 2], "q": None}, "only_a": {}}
     b = {"x": 1.5, "s": {"p": [1, 3], "q": None}, "only_b": {"deep": "é"}}
     assert config_diff(a, b) == [
-        "only_a: {} -> (not set)", 'only_b.deep: (not set) -> "é"', "s.p: [1, 2] -> [1, 3]", "x: 1 -> 1.5",
-    ]  # fmt: skip
+        "only_a: {} -> (not set)",
+        'only_b.deep: (not set) -> "é"',
+        "s.p: [1, 2] -> [1, 3]",
+        "x: 1 -> 1.5",
+    ]
     assert config_diff(a, json.loads(json.dumps(a))) == []
     assert config_diff({"x": True}, {"x": 1}) == ["x: true -> 1"]
+
+
+def test_read_yaml_takes_one_file_as_it_stands(write, tmp_path: Path) -> None:
+    assert read_yaml(write("a.yaml", "extends: b.yaml\nrate: 1e-3")) == {"extends": "b.yaml", "rate": 0.001}
+    with pytest.raises(ValueError, match="there is no config file"):
+        read_yaml(tmp_path / "none.yaml")

@@ -158,9 +158,12 @@ def test_unlockable_file_system_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()]
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()],
 )
-def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch, step: str, error: BaseException) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(
+    tmp_path: Path, monkeypatch, step: str, error: BaseException
+) -> None:
     path = tmp_path / "record.json"
     write_atomic(path, "old")
 
@@ -292,7 +295,7 @@ def test_rows_survive_a_kill_right_after_append(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "m.jsonl") == ([{"i": i} for i in range(50)], False)
 
 
-# -- checks before a run ------------------------------------------------------------------------------------------------
+# -- checks before a run -------------------------------------------------------------------------------------------
 
 
 def test_resume_under_other_settings_shows_at_most_ten_differences() -> None:

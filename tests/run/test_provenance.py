@@ -12,8 +12,10 @@ from bitsperbyte.run import provenance
 def git(directory: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(directory), *arguments],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -39,11 +41,17 @@ def test_facts_are_plain_and_complete() -> None:
 
 
 def test_no_environment_leaks_and_no_torch_is_loaded(tmp_path: Path) -> None:
-    code = "import sys, json\nfrom bitsperbyte.run.provenance import collect\nprint(json.dumps(collect()), 'torch' in sys.modules)"
+    code = (
+        "import sys, json\nfrom bitsperbyte.run.provenance import collect\n"
+        "print(json.dumps(collect()), 'torch' in sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "HF_TOKEN": "hf_secret42", "GIT_DIR": "/nowhere"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "HF_TOKEN": "hf_secret42", "GIT_DIR": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "hf_secret42" not in done.stdout and done.stdout.strip().endswith("False")
 
 

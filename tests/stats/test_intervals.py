@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from bitsperbyte.stats.intervals import mean, paired_bootstrap, standard_deviation, standard_error, t_interval
+from bitsperbyte.stats.intervals import (
+    mean,
+    paired_bootstrap,
+    standard_deviation,
+    standard_error,
+    summarize,
+    t_interval,
+)
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
 
@@ -24,7 +31,10 @@ def test_t_interval_agrees_with_scipy(xs: list[float], confidence: float) -> Non
     made = t_interval(xs, confidence)
     if standard_error(xs) > 1e-6:
         low, high = scipy_stats.t.interval(confidence, len(xs) - 1, loc=np.mean(xs), scale=scipy_stats.sem(xs))
-        assert (made.low, made.high) == (pytest.approx(low, rel=1e-6, abs=1e-6), pytest.approx(high, rel=1e-6, abs=1e-6))
+        assert (made.low, made.high) == (
+            pytest.approx(low, rel=1e-6, abs=1e-6),
+            pytest.approx(high, rel=1e-6, abs=1e-6),
+        )
     assert made.low <= made.estimate <= made.high and made.num == len(xs)
 
 
@@ -33,10 +43,17 @@ def test_t_interval_of_three_known_runs() -> None:
     assert made.high - made.estimate == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
 
 
+def test_summary_gathers_the_single_figures() -> None:
+    made = summarize([1.0, 2.0, 4.0])
+    assert (made.num, made.mean, made.sd) == (3, pytest.approx(7 / 3), pytest.approx(statistics.stdev([1, 2, 4])))
+    assert made.standard_error == pytest.approx(made.sd / math.sqrt(3)) and made.interval == t_interval([1.0, 2.0, 4.0])
+
+
 @pytest.mark.parametrize("xs", [[], [1.0], [1.0, math.nan], [1.0, math.inf]])
 def test_too_few_or_not_finite_values_are_refused(xs: list[float]) -> None:
-    with pytest.raises(ValueError):
-        t_interval(xs)
+    for function in (t_interval, summarize):
+        with pytest.raises(ValueError):
+            function(xs)
 
 
 def corpus(num: int, gap: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -56,7 +56,8 @@ def plan(config: ConfigPath, set_: Overrides = None, device: Device = "auto", as
 
 @app.command()
 def train(config: ConfigPath, run_dir: Annotated[Path, typer.Option(help="where everything of this run goes")],
-          set_: Overrides = None, seeds: Annotated[str | None, typer.Option(help="several runs, e.g. 1,2,3: RUN_DIR/seed_1 and so on")] = None,
+          set_: Overrides = None,
+          seeds: Annotated[str | None, typer.Option(help="several runs, e.g. 1,2,3: RUN_DIR/seed_1 and so on")] = None,
           resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted or killed run")] = False) -> None:
     """Train a config; under torchrun on several GPUs. Ends with the artifact's score and the record."""
     from bitsperbyte.golf.config import GolfConfig
@@ -75,12 +76,13 @@ def train(config: ConfigPath, run_dir: Annotated[Path, typer.Option(help="where 
 
 
 @app.command("eval")
-def evaluate(run_dir: RunDir, text: Annotated[Path | None, typer.Option(help="text, Markdown, JSONL or Parquet, file or folder")] = None,
+def evaluate(run_dir: RunDir,
+             text: Annotated[Path | None, typer.Option(help="text, Markdown, JSONL or Parquet, file or folder")] = None,
              data: Annotated[Path | None, typer.Option(help="a folder of shards: its validation split")] = None,
              window: Annotated[int | None, typer.Option(help="tokens of context and targets; default: the run's")] = None,
              stride: Annotated[int | None, typer.Option(help="slide, scoring the last STRIDE tokens; default: non-overlapping")] = None,
              isolated: Annotated[bool, typer.Option("--isolated", help="context never crosses a document")] = False,
-             drop_tail: Annotated[bool, typer.Option("--drop-tail", help="leave the shorter last chunk out, as the challenge does")] = False,
+             drop_tail: Annotated[bool, typer.Option("--drop-tail", help="leave a shorter last chunk out, as in the challenge")] = False,
              label: Annotated[str | None, typer.Option(help="also add the score to the run's record under this label")] = None,
              device: Device = "auto", as_json: AsJson = False) -> None:
     """Score a finished run's artifact: bits per byte of a text under stated windows."""
@@ -121,13 +123,16 @@ def _print_result(record: Any, run_dir: Path) -> None:
     rows = [("status", record.status), ("steps / tokens", f"{t.num_steps:,} / {t.num_tokens:,}"),
             ("training", f"{t.train_s:.1f} s, step p50 {t.step_ms_p50:.1f} ms, p95 {t.step_ms_p95:.1f} ms")]
     if t.num_resumes:
-        rows.append(("resumed", f"{t.num_resumes} times, {t.lost_steps} steps trained again, {t.charged_lost_s:.1f} s charged for them"))
-    rows += [(f"bpb, {s.label.replace('_', ' ')}", f"{s.bpb:.4f} ({s.bytes_per_token:.3f} bytes/token; {_windows(s)})") for s in record.scores]
+        lost = f"{t.lost_steps} steps trained again, {t.charged_lost_s:.1f} s charged for them"
+        rows.append(("resumed", f"{t.num_resumes} times, {lost}"))
+    rows += [(f"bpb, {s.label.replace('_', ' ')}", f"{s.bpb:.4f} ({s.bytes_per_token:.3f} bytes/token; {_windows(s)})")
+             for s in record.scores]
     if a:
         rows += [("artifact", f"{a.weight_bytes:,} bytes, {a.scheme} + {a.codec}, {a.bits_per_weight:.2f} bits a weight"),
                  ("code", f"{a.code_bytes:,} bytes"),
                  ("total against the cap", f"{a.total_bytes:,} of {a.cap_bytes:,} bytes, {a.margin_bytes:,} left")]
-    rows += [("record", str(run_dir / RECORD)), ("artifact file", str(run_dir / ARTIFACT)), ("log, metrics", f"{run_dir}/train.log, metrics.jsonl")]
+    rows += [("record", str(run_dir / RECORD)), ("artifact file", str(run_dir / ARTIFACT)),
+             ("log, metrics", f"{run_dir}/train.log, metrics.jsonl")]
     _print_table(f"{record.name}, seed {record.seed}", rows)
 
 

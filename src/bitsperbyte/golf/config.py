@@ -55,7 +55,7 @@ class OptimSection(Section):
 
 
 class WarmdownSection(Section):
-    steps: int | None = Field(None, ge=0, description="the challenge's rule: this many steps' worth of time at the mean step time so far")
+    steps: int | None = Field(None, ge=0, description="the challenge's rule: this many steps' worth of time, at the mean so far")
     fraction: float | None = Field(None, ge=0, le=1, description="this share of the budget")
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class ScheduleSection(Section):
 class TrainSection(Section):
     batch_tokens: int = Field(524_288, ge=1, description="tokens a step, over all ranks")
     seq_len: int = Field(1024, ge=2)
-    micro_batch_tokens: int = Field(65_536, ge=1, description="tokens a rank puts through the network at once; the step does not depend on it")
+    micro_batch_tokens: int = Field(65_536, ge=1, description="tokens a rank puts through at once; the result does not depend on it")
     seed: int = Field(1337, ge=0, lt=2**63)
     log_every: int = Field(200, ge=1, description="steps between lines of train.log; metrics.jsonl holds every step")
     checkpoint_every_s: float = Field(60.0, gt=0, description="seconds between checkpoints")

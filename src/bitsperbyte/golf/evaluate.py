@@ -21,6 +21,7 @@ from bitsperbyte.metric.bpb import Score
 from bitsperbyte.metric.windows import WindowPlan, plan_windows
 from bitsperbyte.text.tokenizers import ByteTable
 
+COMPILE_ABOVE_TOKENS = 200_000_000  # compiling costs half a minute, as much as this many tokens take without it
 MAX_LOGIT_ROWS = 16_384  # scored positions put through the head at once: bounds the float32 logits to 0.5 GiB at 8,192 pieces
 
 
@@ -50,7 +51,7 @@ class Evaluation:
 
 
 def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int, protocol: Protocol, *,
-             batch_tokens: int = 65_536, compiled: bool = False, rank: int = 0, world_size: int = 1,
+             batch_tokens: int = 65_536, rank: int = 0, world_size: int = 1,
              progress: Callable[[int, int], None] | None = None) -> Evaluation:
     """Score the targets tokens[1:] of a uint16 stream under `protocol`.
 
@@ -73,8 +74,8 @@ def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int
     device = model.tok_emb.weight.device
     hidden = model.hidden
     full_batch = max(1, batch_tokens // protocol.window)
-    if compiled:
-        model.attention_mask(protocol.window, device)
+    if device.type == "cuda" and len(plan) * protocol.window > COMPILE_ABOVE_TOKENS:
+        model.prepare(protocol.window, device)
         hidden = torch.compile(model.hidden, dynamic=False)
     batches = list(_batches(plan, full_batch, batch_tokens))
     done = 0
@@ -136,7 +137,8 @@ def _window_nats(model: GolfModel, hidden: Callable[[Tensor], Tensor], tokens: n
     return torch.cat(losses).cpu().numpy()
 
 
-def _sum_over_ranks(nats: np.ndarray, num_bytes: np.ndarray, num_tokens: int, device: torch.device) -> tuple[np.ndarray, np.ndarray, int]:
+def _sum_over_ranks(nats: np.ndarray, num_bytes: np.ndarray, num_tokens: int,
+                    device: torch.device) -> tuple[np.ndarray, np.ndarray, int]:
     counts = torch.from_numpy(np.append(num_bytes, num_tokens)).to(device)
     total = torch.from_numpy(nats).to(device)
     dist.all_reduce(total)

@@ -106,7 +106,7 @@ def measure_step(config: GolfConfig, device: torch.device) -> StepTime:
     on_gpu, seq_len = device.type == "cuda", config.train.seq_len
     tokens = config.train.micro_batch_tokens if on_gpu else seq_len
     x = torch.randint(0, config.model.vocab_size, (tokens // seq_len, seq_len), device=device)
-    model.attention_mask(seq_len, device)
+    model.prepare(seq_len, device)
     loss_fn = torch.compile(model.loss, dynamic=False) if on_gpu and config.train.compile != "off" else model.loss
 
     def seconds(run: Any, repeats: int) -> float:
@@ -125,5 +125,5 @@ def measure_step(config: GolfConfig, device: torch.device) -> StepTime:
     micro_s = seconds(lambda: loss_fn(x, x).backward(), 3 if on_gpu else 1)
     update_s = seconds(lambda: optimizers.step(lr_scale=0.0, momentum=0.9), 3 if on_gpu else 1)
     step_s = micro_s * config.train.batch_tokens / tokens + update_s
-    how = f"{tokens:,} tokens {micro_s * 1e3:.1f} ms, optimiser {update_s * 1e3:.1f} ms, for {config.train.batch_tokens:,} tokens a step"
+    how = f"{tokens:,} tokens {micro_s * 1e3:.1f} ms, optimiser {update_s * 1e3:.1f} ms; a step has {config.train.batch_tokens:,}"
     return StepTime(step_s, device.type, how)

@@ -81,6 +81,6 @@ def _validation_split(run_dir: Path, tokenizer: Tokenizer, data: Path | None) ->
     folder.verify("val")
     split = folder.split_sha256("val")
     if data is None and split != identity["data"]["val_sha256"]:
-        raise ValueError(f"the validation split in {path} has changed since the run was trained; name it with --data to score it anyway")
+        raise ValueError(f"the validation split in {path} has changed since the run; name it with --data to score it anyway")
     tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in folder.shards("val")])
     return tokens, split, f"validation split of {path}"

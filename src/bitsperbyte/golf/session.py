@@ -217,7 +217,8 @@ def _log_sizes(log: RunLog, ledger: Ledger, config: GolfConfig) -> None:
     log.line(f"Serialized model: {raw} bytes")
     log.line(f"Code size: {ledger.code_bytes} bytes")
     log.line(f"Total submission size: {raw + ledger.code_bytes} bytes")
-    log.line(f"Serialized model {tag}: {ledger.weight_bytes} bytes (payload:{payload} raw_torch:{raw} payload_ratio:{raw / payload:.2f}x)")
+    log.line(f"Serialized model {tag}: {ledger.weight_bytes} bytes (payload:{payload} raw_torch:{raw} "
+             f"payload_ratio:{raw / payload:.2f}x)")
     log.line(f"Total submission size {tag}: {ledger.total_bytes} bytes")
 
 

@@ -57,15 +57,15 @@ class Trainer:
         self.optimizers = build_optimizers(self.model, self.optim)
         self.clock = Clock(self.ranks.synchronize)
         self.loader = self._loader(position=0)
-        self.local_micro = min(config.train.micro_batch_tokens, config.train.batch_tokens // self.ranks.world_size) // config.train.seq_len
-        local = config.train.batch_tokens // self.ranks.world_size // config.train.seq_len
+        local = config.train.batch_tokens // self.ranks.world_size // config.train.seq_len  # sequences
+        self.local_micro = min(config.train.micro_batch_tokens // config.train.seq_len, local)
         while local % self.local_micro:  # the largest size within the limit that cuts this rank's share evenly
             self.local_micro -= 1
         self.num_micro = local // self.local_micro
         self.loss_fn: Callable[[Tensor, Tensor], Tensor] = self.model.loss
         mode = config.train.compile
         if mode == "on" or (mode == "auto" and device.type == "cuda"):
-            self.model.attention_mask(config.train.seq_len, device)  # built before the compiler looks
+            self.model.prepare(config.train.seq_len, device)  # built before the compiler looks
             self.loss_fn = torch.compile(self.model.loss, dynamic=False)
 
     def _loader(self, position: int) -> BatchLoader:
@@ -202,7 +202,8 @@ class Trainer:
                     self._stop_clock()
                     self.finished = reason
                     if reason == "wallclock_cap":
-                        self.log.line(f"stopping_early: wallclock_cap train_time:{elapsed * 1e3:.0f}ms step:{self.step}/{self.log.total}")
+                        self.log.line(f"stopping_early: wallclock_cap train_time:{elapsed * 1e3:.0f}ms "
+                                      f"step:{self.step}/{self.log.total}")
                     self.save()
                     break
                 if not self.clock.running:

@@ -54,7 +54,7 @@ class WindowPlan:
 
 
 def non_overlapping(num_tokens: int, length: int, drop_tail: bool = False) -> WindowPlan:
-    """Chunks of `length` inputs that score all their targets. The last is shorter; `drop_tail` (the challenge) drops it."""
+    """Chunks of `length` inputs that score all their targets. The last is shorter; `drop_tail` drops it."""
     _check_length(length)
     starts, num_targets = _whole_stream(num_tokens)
     if drop_tail:
@@ -66,8 +66,7 @@ def sliding(num_tokens: int, length: int, stride: int) -> WindowPlan:
     """Windows of `length` inputs: the first scores all its targets, each later one its last `stride`.
 
     The last window ends with the stream and scores only what is left, so that it too has its full length of context.
-    Beyond the first window every target has at least length - stride tokens of context besides its predecessor's own
-    position.
+    Every target is predicted from at least length - stride + 1 inputs, or from all that come before it.
     """
     _check_length(length)
     _check_stride(stride, length)

@@ -130,6 +130,11 @@ def config_diff(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     ]
 
 
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """The mapping in one YAML file as it stands: no parents, no model. Raises ValueError as `load_config` does."""
+    return _read_mapping(Path(path), None)
+
+
 def error_sentences(error: ValidationError) -> list[str]:
     """One readable sentence for each thing that the model refused: dotted key, what is wrong, the value."""
     return [_sentence(item) for item in error.errors()]
@@ -256,7 +261,12 @@ def _nearest(prefix: str, key: str, model: type[BaseModel], root: type[BaseModel
 
 
 def _origin(dotted: str, origins: dict[str, str], fallback: str) -> str:
-    """Which file or option set the key, or the nearest part of it that one did."""
+    """Which files and options set the key or anything in it, else the nearest part of it that one did set."""
+    inside = [
+        source for key, source in origins.items() if key == dotted or key.startswith(f"{dotted}." if dotted else "")
+    ]
+    if inside:
+        return " and ".join(dict.fromkeys(inside))
     while dotted:
         if dotted in origins:
             return origins[dotted]
@@ -272,7 +282,7 @@ def _sentence(item: Any) -> str:
     dotted = ".".join(map(str, item["loc"]))
     message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if item["type"] in ("value_error", "assertion_error"):
-        return f"{dotted}: {message}" if dotted else message
+        return f"{dotted}: {message}" if dotted and not message.startswith(f"{dotted}.") else message
     message = message.replace("Input should be", "must be").replace("Field required", "is missing")
     value = repr(item["input"])
     shown = value if len(value) <= 60 else f"{value[:57]}..."

@@ -4,6 +4,7 @@ A whole file is written beside its place, synced and renamed, so that its presen
 appended with one write; a line that a kill cut short is dropped when the file is opened again.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -108,7 +109,8 @@ class JsonlWriter:
             if sync:
                 os.fsync(self._descriptor)
         except BaseException as error:
-            os.ftruncate(self._descriptor, begin)
+            with contextlib.suppress(OSError):  # the error that counts is the first
+                os.ftruncate(self._descriptor, begin)
             if isinstance(error, OSError):
                 raise _explained(error, self.path, "append to") from error
             raise
@@ -330,7 +332,7 @@ def _explained(error: OSError, path: Path, action: str) -> OSError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason = f"the disk is full, {_free_bytes(path):,} bytes free; make room and go on with --resume"
-    return type(error)(error.errno, f"cannot {action} {path}: {reason}")
+    return OSError(error.errno, f"cannot {action} {path}: {reason}")
 
 
 def _sync_directory(directory: Path) -> None:

@@ -26,6 +26,22 @@ class Interval:
     num: int
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Several runs in figures: sample standard deviation, standard error of the mean, t interval at 95%."""
+
+    num: int
+    mean: float
+    sd: float
+    standard_error: float
+    interval: Interval
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Mean and spread of runs that differ in their seed alone; ValueError for fewer than two."""
+    return Summary(len(values), mean(values), standard_deviation(values), standard_error(values), t_interval(values))
+
+
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; ValueError for no values."""
     return math.fsum(_finite(values, 1)) / len(values)

@@ -37,7 +37,8 @@ def iter_documents(source: str | Path, *, limit: int | None = None, field: str =
 
     One .txt or .md file is one document; a .jsonl line or a .parquet row is one document, its text in `field`.
     Documents of only whitespace are left out. `limit` stops after so many documents. `skipped` counts, by reason, the
-    files of a folder and the documents that were passed over. ValueError names the file (and line or byte) that cannot be read.
+    files of a folder and the documents that were passed over. ValueError names the file (and line or
+    byte) that cannot be read.
     """
     skipped = Counter() if skipped is None else skipped
     yield from kept_documents(_all_documents(source, field, skipped), limit, skipped)
@@ -253,8 +254,8 @@ def embedded_documents() -> tuple[str, ...]:
     """English prose that every Python installation carries: the topics of `help()` and the library's docstrings.
 
     Source files are parsed, never imported. A docstring of 200 characters is a document; the shorter ones of a module
-    are joined into one. The order is that of the documents' sha256, so that any stretch is representative, and it is the
-    same for every call under one version of Python.
+    are joined into one. The order is that of the documents' sha256, so that any stretch is representative, and it is
+    the same for every call under one version of Python.
     """
     library = Path(sysconfig.get_path("stdlib"))
     documents = set(_topics(library))

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,26 @@ def list_files(repo: str, commit: str, folder: str | None = None) -> list[HubFil
     return sorted(files, key=lambda file: file.path)
 
 
-def fetch(repo: str, commit: str, file: HubFile, local_dir: Path | None = None) -> tuple[Path, str]:
+def fetch(repo: str, commit: str, file: HubFile, local_dir: Path | None = None,
+          advance: Callable[[int], None] = lambda num_bytes: None) -> tuple[Path, str]:
     """(path, sha256) of a file, from the cache or the hub; into `local_dir` where given.
 
     Its bytes are hashed, and compared with the listing where that has a hash; a file that differs is removed.
+    `advance` is told of bytes as they arrive, if the installed client can.
     """
     from huggingface_hub import hf_hub_download
 
     with _helpful_errors(repo, commit, file.path):
+        bar = {"tqdm_class": _reporting_bar(advance)} if "tqdm_class" in signature(hf_hub_download).parameters else {}
         path = Path(hf_hub_download(repo, file.path, repo_type="dataset", revision=commit, endpoint=endpoint(),
-                                    local_dir=local_dir))
+                                    local_dir=local_dir, **bar))
     found = file_sha256(path)
     if file.sha256 is not None and found != file.sha256:
         for copy in {path, path.resolve()}:  # in the cache, a link and what it points to
             copy.unlink(missing_ok=True)
         raise ValueError(f"{repo}: {file.path} arrived with the sha256 {found[:16]}... and the hub lists "
-                         f"{file.sha256[:16]}...; it "
-                         "was removed; run the same command again, and if it repeats, check what HF_ENDPOINT serves")
+                         f"{file.sha256[:16]}...; it was removed; run the same command again, and if it repeats, check "
+                         "what HF_ENDPOINT serves")
     return path, found
 
 
@@ -131,18 +135,38 @@ def challenge_tokenizer(files: list[HubFile], name: str) -> HubFile:
 def fetch_all(repo: str, commit: str, files: list[HubFile], progress: Callable[[str, int, int | None], None],
               local_dir: Path | None = None) -> Iterator[tuple[HubFile, Path, str]]:
     """Fetch files one after another: (file, path, sha256) as each is complete. Progress counts bytes."""
-    total, done = sum(file.num_bytes for file in files), 0
-    progress("fetching", done, total)
+    total, before, arrived = sum(file.num_bytes for file in files), 0, 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal arrived
+        arrived += num_bytes
+        progress("fetching", before + arrived, total)
+
+    progress("fetching", 0, total)
     for file in files:
-        path, sha256 = fetch(repo, commit, file, local_dir)
-        done += file.num_bytes
-        progress("fetching", done, total)
+        path, sha256 = fetch(repo, commit, file, local_dir, advance)
+        before, arrived = before + file.num_bytes, 0
+        progress("fetching", before, total)
         yield file, path, sha256
 
 
 def file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reporting_bar(advance: Callable[[int], None]) -> type:
+    """A progress bar for the client that draws nothing and passes on what it is told."""
+    from huggingface_hub.utils import tqdm
+
+    class ReportingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            advance(int(n or 0))
+
+    return ReportingBar
 
 
 def _api() -> Any:

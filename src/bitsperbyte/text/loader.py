@@ -45,8 +45,8 @@ class BatchLoader:
 
     The global batch of a step is the tokens `position .. position + batch_tokens` of the stream, the last one only as a
     target; it holds batch_tokens / seq_len sequences, and rank r takes the r-th contiguous block of them. So targets
-    are disjoint over the ranks, and what a step trains on does not depend on world_size. `position` is the whole state: it
-    counts every token since the start, without wrapping, and is the same on all ranks.
+    are disjoint over the ranks, and what a step trains on does not depend on world_size. `position` is the whole state:
+    it counts every token since the start, without wrapping, and is the same on all ranks.
     """
 
     def __init__(self, stream: TokenStream, *, batch_tokens: int, seq_len: int, rank: int = 0, world_size: int = 1,

@@ -88,8 +88,8 @@ def prepare(source: str, tokenizer: str | None = None, out: Path | str = "data",
 
     source: `embedded`, `fineweb`, `challenge`, a file or a folder. tokenizer: `train:N` (SentencePiece on the first
     200 MB of train documents, N pieces), `byte`, `sp1024` (the challenge's, from the hub), or a path; by default
-    train:1024, and sp1024 for the challenge. num_shards: train shards of the challenge, or Parquet files of FineWeb. seed changes which
-    documents are val. ValueError for anything that the caller can mend.
+    train:1024, and sp1024 for the challenge. num_shards: train shards of the challenge, or Parquet files of FineWeb.
+    seed changes which documents are val. ValueError for anything that the caller can mend.
     """
     tokenizer = tokenizer or (hub.CHALLENGE_TOKENIZER if source == "challenge" else "train:1024")
     request = Request(str(source), tokenizer, val_fraction, val_docs, limit_docs, shard_tokens, field, seed, revision,
@@ -262,8 +262,9 @@ def _encode_documents(out: Path, state: _State, progress: Progress) -> dict[str,
     tokenizer = _tokenizer(out, state, lambda: _train_texts(_splitter(request).split(documents(Counter()))), progress)
     splitter = _splitter(request)
     splits, proofs = write_splits(splitter.split(documents(skipped)), tokenizer, out, request.shard_tokens, progress)
-    return {"revision": revision, "tokenizer": _tokenizer_entry(tokenizer, _save_tokenizer(tokenizer, out)),
-            "splits": splits, "proof": proofs, "num_duplicates_dropped": splitter.num_dropped, "skipped": dict(skipped)}
+    return {"revision": revision, "tokenizer": _tokenizer_entry(tokenizer, tokenizer.save(out).name),
+            "source_sha256": state.done if files else {}, "splits": splits, "proof": proofs,
+            "num_duplicates_dropped": splitter.num_dropped, "skipped": dict(skipped)}
 
 
 def _splitter(request: Request) -> Splitter:
@@ -277,7 +278,9 @@ def _fineweb_paths(out: Path, state: _State, progress: Progress) -> list[Path]:
         return hub.fineweb_files(hub.list_files(hub.FINEWEB_REPO, commit, hub.FINEWEB_FOLDER), request.num_shards)
 
     commit, files = state.pinned(hub.FINEWEB_REPO, request.revision, choose)
-    return [path for _, path, _ in hub.fetch_all(hub.FINEWEB_REPO, commit, files, progress)]
+    fetched = list(hub.fetch_all(hub.FINEWEB_REPO, commit, files, progress))
+    state.done = {file.path: sha256 for file, _, sha256 in fetched}
+    return [path for _, path, _ in fetched]
 
 
 def _tokenizer(out: Path, state: _State, train_texts: Callable[[], Iterable[str]], progress: Progress) -> Tokenizer:
@@ -287,8 +290,7 @@ def _tokenizer(out: Path, state: _State, train_texts: Callable[[], Iterable[str]
             return ByteTokenizer()
         case "train":
             progress("training the tokenizer", 0, None)
-            num_pieces = int(name.removeprefix("train:"))
-            return train_sentencepiece(train_texts(), num_pieces, out / f"trained_{num_pieces}.model")
+            return train_sentencepiece(train_texts(), int(name.removeprefix("train:")), out)
         case "challenge":
             commit, files = state.pinned(hub.CHALLENGE_REPO, None, lambda commit: [
                 hub.challenge_tokenizer(hub.list_files(hub.CHALLENGE_REPO, commit), name)])
@@ -305,14 +307,6 @@ def _train_texts(documents: Iterable[tuple[str, str]]) -> Iterator[str]:
             if num_bytes > TRAIN_TOKENIZER_BYTES:
                 return
             yield text
-
-
-def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> str:
-    """Put the tokenizer's file into the folder under the tokenizer's name, which it has again when loaded from there."""
-    saved = tokenizer.save(out)
-    named = saved if saved.suffix == ".json" else saved.with_name(f"{tokenizer.name}{saved.suffix}")
-    os.replace(saved, named)
-    return named.name
 
 
 def _tokenizer_entry(tokenizer: Tokenizer, file_name: str) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Tokenizer(Protocol):
 class SentencePieceTokenizer:
     """Any SentencePiece model, from the path of a .model file or from its bytes.
 
+    Its name says its size (sp1024) and not the file's, so that a copy in a run folder has the same name.
     ValueError, naming the file, where it is missing or corrupt, has more than 65,536 pieces or no BOS.
     """
 
@@ -91,13 +92,12 @@ class SentencePieceTokenizer:
         except OSError as error:
             raise ValueError(f"{source}: cannot read the tokenizer ({error.strerror}); give the path of a "
                              "SentencePiece .model") from error
-        self.processor = _load_processor(self.model_bytes, source)
+        self.processor, self.table = _load_model(self.model_bytes, source)
         self.vocab_size = int(self.processor.vocab_size())
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"{source}: {self.vocab_size} pieces do not fit into shards of 16-bit ids; use at most "
                              f"{MAX_VOCAB_SIZE}")
         self.bos_id = int(self.processor.bos_id())
-        self.table = _sentencepiece_table(self.processor)
         if not (self.bos_id >= 0 and self.table.is_boundary[self.bos_id]):
             raise ValueError(f"{source}: this model has no BOS control piece, which marks where a document starts; "
                              "train it with bos_id set")
@@ -108,7 +108,7 @@ class SentencePieceTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids, uint16, of each text, without BOS; several texts use all cores. ValueError for a lone surrogate."""
+        """Token ids, uint16, of each text, without BOS; several use all cores. ValueError for a lone surrogate."""
         for text in texts:
             _utf8(text)
         return [np.array(ids, np.uint16) for ids in self.processor.encode(list(texts), out_type=int)]
@@ -130,7 +130,7 @@ class SentencePieceTokenizer:
                     "become the unknown piece, whose bytes nobody can count; train it with byte_fallback")
         if self.processor.id_to_piece(self.processor.piece_to_id(SPACE)) != SPACE:
             return ("it has no piece that is U+2581 alone, so a space before a character outside the vocabulary is "
-                    "written in three byte pieces and counted three times")
+                    "written as the three bytes of U+2581: counted three times, and no space when decoded")
         if self.decode(self.encode("Aa")) != "Aa":
             return "its normaliser folds upper and lower case, so it would score an easier text than the one given"
         return None
@@ -188,7 +188,7 @@ class ByteTokenizer:
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """From a .model file, a tokenizer.json of ours, or a folder that holds exactly one of them; otherwise ValueError."""
+    """From a .model file, a tokenizer.json of ours, or a folder that holds exactly one of them; else ValueError."""
     path = Path(path)
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.is_file() and (p.suffix == ".model" or p.name == BYTE_FILE))
@@ -218,18 +218,13 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, out: Path | str, 
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(text for text in texts if _utf8(text).strip()), model_writer=model, model_type="bpe",
-            vocab_size=vocab_size, pad_id=0, bos_id=1, eos_id=2, unk_id=3, byte_fallback=True, split_digits=True, character_coverage=0.999,
-            normalization_rule_name="nmt_nfkc", add_dummy_prefix=False, max_sentence_length=2**30,
-            num_threads=num_threads, minloglevel=2)  # 2: errors only
+            vocab_size=vocab_size, pad_id=0, bos_id=1, eos_id=2, unk_id=3, byte_fallback=True, split_digits=True,
+            character_coverage=0.999, normalization_rule_name="nmt_nfkc", add_dummy_prefix=False,
+            max_sentence_length=2**30, num_threads=num_threads, minloglevel=2)  # 2: errors only
     except RuntimeError as error:
         raise ValueError(_training_failure(str(error), vocab_size)) from error
-    tokenizer = SentencePieceTokenizer(model.getvalue())
     out = Path(out)
-    if out.suffix == ".model":
-        _write(out, tokenizer.model_bytes)
-    else:
-        tokenizer.save(out)
-    return tokenizer
+    return SentencePieceTokenizer(_write(out if out.suffix == ".model" else out / MODEL_FILE, model.getvalue()))
 
 
 def _training_failure(message: str, vocab_size: int) -> str:
@@ -309,15 +304,15 @@ class Prover:
         return counted
 
     def result(self) -> Proof:
-        """The proof so far. Warns above 0.1% of raw bytes lost to the normaliser; ValueError above 1%, or without text."""
+        """The proof so far. Warns above 0.1% of raw bytes lost to normalising; ValueError above 1%, or without text."""
         proof = Proof(self._num_documents, self._raw_bytes, self._counted_bytes, self._num_resized, self._lost_bytes)
         name = self.tokenizer.name
         if proof.raw_bytes == 0:
             raise ValueError("nothing proves the tokenizer: there was no text; give at least one document with text")
         if proof.lost_share > WARN_LOST_SHARE:
-            message = (f"the normaliser of tokenizer {name} changed {proof.lost_share:.2%} of the text (sizes differ "
-                       f"by {proof.lost_bytes} of {proof.raw_bytes} bytes) before encoding, so bits per byte are of "
-                       "that text")
+            message = (f"the normaliser of tokenizer {name} changes {proof.lost_share:.2%} of the text before it "
+                       f"encodes it ({proof.lost_bytes} of {proof.raw_bytes} bytes), so bits per byte are of the "
+                       "changed text")
             if proof.lost_share > MAX_LOST_SHARE:
                 raise ValueError(f"{message}; above {MAX_LOST_SHARE:.0%} it is refused: clean the text (runs of "
                                  "spaces, tabs, zero-width and full-width characters), or use the byte tokenizer")
@@ -340,16 +335,16 @@ def _batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _load_processor(model_bytes: bytes, source: str) -> sentencepiece.SentencePieceProcessor:
+def _load_model(model_bytes: bytes, source: str) -> tuple[sentencepiece.SentencePieceProcessor, ByteTable]:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         if not model_bytes:  # SentencePiece accepts an empty model and prints complaints later
             raise RuntimeError("the file is empty")
         processor.LoadFromSerializedProto(model_bytes)
-    except RuntimeError as error:
+        return processor, _sentencepiece_table(processor)
+    except (RuntimeError, UnicodeDecodeError) as error:  # the second: a piece that is not UTF-8
         raise ValueError(f"{source}: this is not an intact SentencePiece model ({str(error).strip()}); fetch or train "
                          "it again") from error
-    return processor
 
 
 def _sentencepiece_table(processor: sentencepiece.SentencePieceProcessor) -> ByteTable:

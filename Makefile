@@ -1,0 +1,40 @@
+# make demo | make test | make soak | make lint | make bench. Each makes .venv first if it is not there or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := runs/demo
+
+.PHONY: demo test soak lint bench install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/bpb data prepare --source embedded --tokenizer train:1024 --out data/demo
+	@rm -rf $(RUN)
+	$(BIN)/bpb golf plan configs/golf/demo_cpu.yaml
+	$(BIN)/bpb golf train configs/golf/demo_cpu.yaml --run-dir $(RUN)
+	$(BIN)/bpb golf sample $(RUN) --prompt "The" --num-tokens 60
+
+test: install
+	$(BIN)/python -m pytest
+
+soak: install
+	$(BIN)/python -m pytest -m soak
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/bpb records render --check
+
+bench: install
+	$(BIN)/python bench/int6_layouts.py
+
+clean:
+	rm -rf runs/demo data/demo

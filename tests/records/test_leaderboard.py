@@ -1,0 +1,201 @@
+from pathlib import Path
+
+import pytest
+
+from bitsperbyte.metric.bpb import Score
+from bitsperbyte.records.leaderboard import HEADER, hardware, render
+from bitsperbyte.records.schema import Record
+from bitsperbyte.records.store import write_record
+
+
+def row(label: str = "artifact", nats: float = 700.0, **changes) -> dict:
+    score = Score(nats, 1000, 400).to_dict()
+    return {
+        "label": label,
+        "text": "books/val",
+        "split_sha256": "ab" * 32,
+        "window": 1024,
+        "documents": "across",
+        **score,
+        **changes,
+    }
+
+
+def put(root: Path, folder: str, **changes) -> Record:
+    fields = {
+        "track": "golf",
+        "name": folder,
+        "status": "finished",
+        "created_utc": "2026-01-31T12:00:00+00:00",
+        **changes,
+    }
+    record = Record(**fields)
+    path = root / "golf" / f"{record.date}_{folder}"
+    path.mkdir(parents=True)
+    write_record(path / "record.json", record)
+    return record
+
+
+def tables(text: str) -> dict[str, list[dict[str, str]]]:
+    """Parse the Markdown back: heading -> rows."""
+    found: dict[str, list[dict[str, str]]] = {}
+    heading, columns = "", None
+    for line in text.splitlines():
+        if line.startswith("### "):
+            heading, columns = line[4:], None
+            found[heading] = []
+        elif line.startswith("| "):
+            cells = [cell.strip() for cell in line.replace("\\|", "\0").strip().strip("|").split("|")]
+            if columns is None:
+                columns = cells
+            else:
+                assert len(cells) == len(columns)
+                found[heading].append(dict(zip(columns, cells, strict=True)))
+    return found
+
+
+def test_no_records_yet(tmp_path: Path) -> None:
+    for root in (tmp_path, tmp_path / "nowhere"):
+        text = render(root)
+        assert text.splitlines()[0] == HEADER and "Generated" in HEADER and "There are none yet." in text
+
+
+def test_a_full_row(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+    put(
+        root,
+        "v7",
+        seed=1337,
+        provenance={"device": "NVIDIA H200", "num_devices": 2},
+        training={
+            "num_parameters": 14541744,
+            "num_steps": 1234,
+            "step_ms_p50": 75.75,
+            "num_tokens": 10**9,
+            "budget_s": 600.0,
+        },
+        artifact={
+            "scheme": "int6",
+            "codec": "zstd",
+            "code_bytes": 100,
+            "weight_bytes": 10_440_000,
+            "total_bytes": 10_440_100,
+            "cap_bytes": 16_000_000,
+            "margin_bytes": 5_559_900,
+        },
+        scores=[row("before_quantisation", 690.0), row()],
+    )
+    ((heading, rows),) = tables(render(root)).items()
+    assert heading == "books/val, split `abababababab`: non-overlapping windows of 1024, context across documents"
+    assert rows == [
+        {
+            "date": "2026-01-31",
+            "run": "[v7](records/golf/2026-01-31_v7/)",
+            "seed": "1337",
+            "hardware": "2 x NVIDIA H200",
+            "params": "14,541,744",
+            "steps": "1,234",
+            "step ms": "75.8",
+            "tokens": "1,000,000,000",
+            "budget s": "600",
+            "bpb": "1.0099",
+            "bpb before": "0.9955",
+            "bytes/token": "2.500",
+            "packing": "int6 + zstd",
+            "artifact bytes": "10,440,000",
+            "total bytes": "10,440,100",
+            "margin bytes": "5,559,900",
+            "status": "finished",
+        }
+    ]
+
+
+def test_unequal_evaluations_never_share_a_table(tmp_path: Path) -> None:
+    changes = [
+        {},
+        {"stride": 64},
+        {"window": 512},
+        {"documents": "isolated"},
+        {"drop_tail": True},
+        {"split_sha256": "cd" * 32},
+        {"split_sha256": "ab" * 32 + ":first-4096"},
+        {"split_sha256": None},
+    ]
+    for i, change in enumerate(changes):
+        put(tmp_path, f"run{i}", scores=[row(**change)])
+        put(tmp_path, f"twin{i}", scores=[row(nats=800.0, **change)])
+    found = tables(render(tmp_path))
+    assert len(found) == len(changes)  # headings differ wherever the evaluation does
+    for rows in found.values():
+        assert len({r["run"].split("]")[0][-1] for r in rows}) == 1 and len(rows) == 2
+
+
+def test_scores_of_one_run_under_two_protocols_and_labels(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "a",
+        scores=[row("before_quantisation"), row(), row(stride=64, nats=680.0), row("second_machine", nats=700.1)],
+    )
+    found = list(tables(render(tmp_path)).values())
+    assert [[r["bpb"] for r in rows] for rows in found] == [["1.0099", "1.0100 (second machine)"], ["0.9810"]]
+    assert found[1][0]["bpb before"] == ""
+
+
+def test_what_was_not_measured_is_blank_and_unfinished_runs_stay(tmp_path: Path) -> None:
+    put(tmp_path, "dead", status="crashed", error="boom")
+    put(tmp_path, "half", status="interrupted", scores=[row("before_quantisation")])
+    found = tables(render(tmp_path))
+    assert found["Runs without a score"][0]["status"] == "crashed"
+    assert {k: v for k, v in found["Runs without a score"][0].items() if v}.keys() == {"date", "run", "status"}
+    (half,) = next(rows for heading, rows in found.items() if heading.startswith("books"))
+    assert (half["bpb"], half["bpb before"], half["status"]) == ("", "1.0099", "interrupted")
+
+
+def test_order_is_by_date_then_name_however_the_disk_lists(tmp_path: Path) -> None:
+    put(tmp_path, "b", scores=[row()])
+    put(tmp_path, "a", scores=[row()])
+    put(tmp_path, "c", scores=[row()], created_utc="2025-12-31T00:00:00+00:00")
+    (rows,) = tables(render(tmp_path)).values()
+    assert [r["run"][1] for r in rows] == ["c", "a", "b"]
+    assert render(tmp_path) == render(tmp_path)
+
+
+def test_text_cannot_break_the_table(tmp_path: Path) -> None:
+    put(tmp_path, "x", name="a|b](http://c)\n| d", scores=[row(text="t|u\n## v")])
+    ((heading, rows),) = tables(render(tmp_path)).items()
+    assert len(rows) == 1 and "\n" not in heading and rows[0]["date"] == "2026-01-31"
+
+
+def test_other_tracks_are_not_listed_under_golf(tmp_path: Path) -> None:
+    put(tmp_path, "other", track="randopt")
+    assert "other" not in render(tmp_path)
+
+
+def test_damaged_record_stops_rendering(tmp_path: Path) -> None:
+    put(tmp_path, "a")
+    path = tmp_path / "golf" / "2026-01-31_a" / "record.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match="is not JSON"):
+        render(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, ""),
+        ({"device": "NVIDIA H200", "num_devices": 1}, "NVIDIA H200"),
+        ({"device": "cpu", "cpu_model": "Xeon", "num_cores": 2}, "Xeon, 2 cores"),
+        ({"device": "cpu"}, "cpu"),
+    ],
+)
+def test_hardware_in_words(facts: dict, expected: str) -> None:
+    record = Record(
+        track="golf", name="x", status="finished", created_utc="2026-01-31T12:00:00+00:00", provenance=facts
+    )
+    assert hardware(record) == expected
+
+
+def test_repository_leaderboard_is_current(repo_dir: Path) -> None:
+    path = repo_dir / "RECORDS.md"
+    assert path.exists(), "RECORDS.md is missing: run `bpb records render`"
+    assert path.read_text(encoding="utf-8") == render(repo_dir / "records"), "run `bpb records render`"
