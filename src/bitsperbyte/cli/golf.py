@@ -82,7 +82,7 @@ def evaluate(run_dir: RunDir,
              window: Annotated[int | None, typer.Option(help="tokens of context and targets; default: the run's")] = None,
              stride: Annotated[int | None, typer.Option(help="slide, scoring the last STRIDE tokens; default: non-overlapping")] = None,
              isolated: Annotated[bool, typer.Option("--isolated", help="context never crosses a document")] = False,
-             drop_tail: Annotated[bool, typer.Option("--drop-tail", help="leave a shorter last chunk out, as in the challenge")] = False,
+             drop_tail: Annotated[bool, typer.Option("--drop-tail", help="leave out a shorter last chunk (the challenge)")] = False,
              label: Annotated[str | None, typer.Option(help="also add the score to the run's record under this label")] = None,
              device: Device = "auto", as_json: AsJson = False) -> None:
     """Score a finished run's artifact: bits per byte of a text under stated windows."""
