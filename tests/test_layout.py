@@ -48,8 +48,6 @@ MAX_LINES = 500
 # modules tested with a neighbour: module -> the test file that does it, which must at least import its way there
 TESTED_IN: dict[str, str] = {
     "__main__.py": "test_main.py",
-    "cli/golf.py": "test_main.py",
-    "cli/data.py": "text/test_prepare.py",
     "golf/body.py": "golf/test_artifact.py",
     "golf/codecs.py": "golf/test_artifact.py",
     "golf/ledger.py": "golf/test_artifact.py",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -50,7 +51,9 @@ def run_command(arguments: Sequence[str]) -> int:
 def guarded(command: Callable[[], int]) -> int:
     """The exit code of `command`; errors go to stderr as one line, after a traceback where the fault is ours."""
     try:
-        code = command()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = command()
         sys.stdout.flush()  # here, where a closed pipe can still be answered
         return code
     except typer.Exit as ended:
@@ -77,6 +80,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def _show_warning(message: Warning | str, *_where: Any) -> None:
+    print(f"bpb: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _say(text: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bitsperbyte.text import encode
 from bitsperbyte.text import prepare as prepare_module
 from bitsperbyte.text.prepare import prepare
 from bitsperbyte.text.shards import DataFolder, open_shard
+from bitsperbyte.text.tokenizers import load_tokenizer
 
 TEXTS = [f"Document number {n} says {n * n} things about {'this' if n % 2 else 'that'}." for n in range(200)]
 
@@ -246,3 +248,73 @@ def test_the_official_tokenizer_on_fineweb(shared_dir: Path, tmp_path: Path) -> 
     assert sum(part["counted_bytes"] for part in parts) == 1_489_418
     for split in ("train", "val"):
         DataFolder.open(tmp_path / "out").verify(split)
+
+
+# -- a source of its own for val ---------------------------------------------------------------------------------------
+
+
+def test_val_source_is_all_of_val_and_source_is_all_of_train(source: Path, tmp_path: Path) -> None:
+    val = jsonl(tmp_path / "held_out.jsonl", ["held out 1", TEXTS[3], "held out 2", "held out 1"])
+    manifest = prepare(str(source), "byte", tmp_path / "out", val_source=str(val))
+    assert documents(tmp_path / "out", "val") == ["held out 1", TEXTS[3], "held out 2"]
+    assert documents(tmp_path / "out", "train") == TEXTS[:3] + TEXTS[4:]
+    assert manifest["num_duplicates_dropped"] == 2
+    parameters = manifest["parameters"]
+    assert parameters["val"] == "all of held_out.jsonl" and parameters["val_fingerprint"] != parameters["fingerprint"]
+    assert str(tmp_path) not in json.dumps(manifest)
+    assert prepare(str(source), "byte", tmp_path / "out", val_source=str(val)) == manifest
+    for options, what in (({}, "val: there 'all of held_out.jsonl', asked 0.05"), ({"val_source": str(source)}, "val_fingerprint")):
+        with pytest.raises(ValueError, match=f"already holds other data .*{what}"):
+            prepare(str(source), "byte", tmp_path / "out", **options)
+    jsonl(val, ["changed"])
+    with pytest.raises(ValueError, match="val_fingerprint"):
+        prepare(str(source), "byte", tmp_path / "out", val_source=str(val))
+
+
+def test_val_source_works_with_one_file_each_and_limits_only_train(source: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.txt").write_text(f"The only document of {name}.")
+    manifest = prepare(str(tmp_path / "train.txt"), "byte", tmp_path / "out", val_source=str(tmp_path / "val.txt"))
+    assert [manifest["splits"][split]["num_documents"] for split in ("train", "val")] == [1, 1]
+    assert documents(tmp_path / "out", "train") == ["The only document of train."]
+    val = jsonl(tmp_path / "val.jsonl", ["one", "two", "three"])
+    manifest = prepare(str(source), "byte", tmp_path / "limited", val_source=str(val), limit_docs=2)
+    assert [manifest["splits"][split]["num_documents"] for split in ("train", "val")] == [2, 3]
+
+
+def test_a_tokenizer_is_not_trained_on_val_source(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    real = prepare_module.train_sentencepiece
+    monkeypatch.setattr(prepare_module, "train_sentencepiece",
+                        lambda texts, size, out: real((seen.append(text) or text for text in texts), size, out))
+    val = jsonl(tmp_path / "val.jsonl", ["held out", TEXTS[0]])
+    prepare(str(source), "train:300", tmp_path / "out", val_source=str(val))
+    assert seen == TEXTS[1:] == documents(tmp_path / "out", "train")
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".model"] == ["tokenizer.model"]
+    DataFolder.open(tmp_path / "out").verify("val")
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"val_docs": 3}, "neither --val-fraction nor --val-docs"), ({"val_fraction": 0.05}, "neither --val-fraction nor --val-docs"),
+    ({"val_source": "fineweb"}, "names text on this machine"), ({"val_source": "absent.txt"}, "no such file"),
+    ({"source": "challenge", "tokenizer": "sp1024"}, "split already"),
+    ({"source": "{val}"}, "no document to train on"), ({"val_source": "{blank}"}, "--val-source holds no document"),
+])
+def test_refusals_of_val_source(source: Path, tmp_path: Path, options: dict, sentence: str) -> None:
+    names = {"{val}": str(jsonl(tmp_path / "val.jsonl", TEXTS[:4])), "{blank}": str(jsonl(tmp_path / "blank.jsonl", [" "]))}
+    options = {key: names.get(value, value) for key, value in options.items()}
+    arguments = {"source": str(source), "tokenizer": "byte", "val_source": names["{val}"], **options}
+    with pytest.raises(ValueError, match=sentence):
+        prepare(out=tmp_path / "out", **arguments)
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_a_folder_holds_one_tokenizer_however_it_came(source: Path, tmp_path: Path) -> None:
+    first = prepare(str(source), "train:300", tmp_path / "first")
+    copied = shutil.copy(tmp_path / "first/tokenizer.model", tmp_path / "trained_300.model")
+    second = prepare(str(source), str(copied), tmp_path / "second")
+    assert second["tokenizer"] == first["tokenizer"]
+    for name in ("first", "second"):
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == [
+            ".lock", "manifest.json", "tokenizer.model", "train_000000.bin", "val_000000.bin"]
+        assert load_tokenizer(tmp_path / name).sha256 == first["tokenizer"]["sha256"]

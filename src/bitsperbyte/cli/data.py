@@ -33,11 +33,13 @@ def prepare_command(
     tokenizer: Annotated[str | None, typer.Option(help="train:N | byte | sp1024 (the challenge's) | a .model or "
                                                        "tokenizer.json. "
                                                        "Default: train:1024; for the challenge sp1024.")] = None,
-    val_fraction: Annotated[float, typer.Option(help="Share of documents for validation, chosen by the hash of their "
-                                                     "text.")] = 0.05,
+    val_source: Annotated[str | None, typer.Option(help="Take all of this (embedded | FILE | DIR) for validation, and all "
+                                                        "of --source for training.")] = None,
+    val_fraction: Annotated[float | None, typer.Option(help="Share of documents for validation, chosen by the hash of "
+                                                            "their text. Default: 0.05.")] = None,
     val_docs: Annotated[int | None, typer.Option(help="Take the first so many documents for validation "
                                                       "instead.")] = None,
-    limit_docs: Annotated[int | None, typer.Option(help="Stop after so many documents.")] = None,
+    limit_docs: Annotated[int | None, typer.Option(help="Stop after so many documents of --source.")] = None,
     field: Annotated[str, typer.Option(help="The field or column that holds the text, in .jsonl and .parquet "
                                             "files.")] = "text",
     seed: Annotated[int, typer.Option(help="Another seed puts other documents into validation.")] = 0,
@@ -51,18 +53,19 @@ def prepare_command(
     """Split, tokenise and check documents; write shards and a manifest with the sha256 of every file."""
     console = Console(stderr=True)
     there = (out / MANIFEST).exists()
+    is_quiet = as_json or not console.is_terminal
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"),
                TimeElapsedColumn())
-    with (Progress(*columns, console=console, disable=as_json, transient=True) as bars, warnings.catch_warnings()):
+    with Progress(*columns, console=console, disable=is_quiet, transient=True) as bars, warnings.catch_warnings():
         task = bars.add_task("reading documents", total=None, amount="")
 
         def show(what: str, done: int, total: int | None) -> None:
             bars.update(task, description=what, completed=done, total=total, amount=_amount(what, done, total))
 
         warnings.simplefilter("ignore", UserWarning)  # of the tokenizer's loss: the summary below says it
-        manifest = prepare(source, tokenizer, out, val_fraction=val_fraction, val_docs=val_docs, limit_docs=limit_docs,
-                           field=field, seed=seed, shard_tokens=shard_tokens, revision=revision, num_shards=num_shards,
-                           progress=show)
+        manifest = prepare(source, tokenizer, out, val_source=val_source, val_fraction=val_fraction, val_docs=val_docs,
+                           limit_docs=limit_docs, field=field, seed=seed, shard_tokens=shard_tokens, revision=revision,
+                           num_shards=num_shards, progress=show)
     if as_json:
         typer.echo(json.dumps(manifest, indent=1))
     else:

@@ -34,8 +34,10 @@ def plan(config: ConfigPath, set_: Overrides = None, device: Device = "auto", as
         return
     rows: list[tuple[str, str]] = [(f"parameters, {part}", f"{n:,}") for part, n in made.parameters.items()]
     rows += [("blocks, unique / applied", f"{made.blocks[0]} / {made.blocks[1]}"),
-             ("training bytes (embedding bf16, rest float32)", f"{made.fp_bytes:,}"), ("int8 payload", f"{made.int8_bytes:,}"),
-             (f"{loaded.artifact.scheme} payload", f"{made.payload_bytes:,}"), ("payload ratio", f"{made.payload_ratio:.2f}")]
+             ("training bytes (embedding bf16, rest float32)", f"{made.fp_bytes:,}"), ("int8 payload", f"{made.int8_bytes:,}")]
+    if made.payload_bytes != made.int8_bytes:
+        rows.append((f"{loaded.artifact.scheme} payload", f"{made.payload_bytes:,}"))
+    rows.append(("training bytes / payload", f"{made.payload_ratio:.2f}"))
     if made.file_bytes:
         rows.append((f"expected file ({loaded.artifact.codec})", f"{made.file_bytes[0]:,} to {made.file_bytes[1]:,}"))
     rows += [("code", f"{made.code_bytes:,}"), ("cap", f"{made.cap_bytes:,}"),
@@ -112,8 +114,9 @@ def sample(run_dir: RunDir, prompt: Annotated[str, typer.Option(help="text to co
 
     model, tokenizer, _ = load_run(run_dir)
     model.place(pick_device(device))
-    print(prompt + continue_prompt(model, tokenizer, prompt, num_tokens=num_tokens, temperature=temperature, top_k=top_k, seed=seed,
-                                   context=trained_window(run_dir)))
+    continuation = continue_prompt(model, tokenizer, prompt, num_tokens=num_tokens, temperature=temperature, top_k=top_k, seed=seed,
+                                   context=trained_window(run_dir))
+    print(tokenizer.decode(tokenizer.encode(prompt)) + continuation)  # the prompt as the model saw it: normalised
 
 
 def _print_result(record: Any, run_dir: Path) -> None:

@@ -76,7 +76,7 @@ def join_ranks(device_name: str) -> Ranks:
 def pick_device(device_name: str, local_rank: int = 0) -> torch.device:
     """cuda:local_rank or cpu; `auto` takes the GPU where there is one."""
     if device_name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device is cuda, but torch sees no GPU here; use --set train.device=cpu, or auto")
+        raise ValueError("the device asked for is cuda, and torch sees no GPU here: ask for cpu or auto (train.device in a config)")
     if device_name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():

@@ -120,7 +120,7 @@ class RunLog:
             self.console.print(f"training {100 * self._share_done(row):3.0f}%  {text}", highlight=False, soft_wrap=True)
 
     def validation(self, step: int, score: Any, elapsed_s: float) -> None:
-        self.val_bpb = score.bpb
+        self.val_bpb, self.bytes_per_token = score.bpb, score.bytes_per_token
         self.row({"step": step, "val_loss": score.nats_per_token, "val_bpb": score.bpb, "elapsed_s": elapsed_s})
         self.line(f"step:{step}/{self.total} val_loss:{score.nats_per_token:.4f} val_bpb:{score.bpb:.4f} "
                   f"train_time:{elapsed_s * 1e3:.0f}ms step_avg:{elapsed_s * 1e3 / max(step, 1):.2f}ms")
@@ -134,6 +134,6 @@ class RunLog:
         step_s = row["elapsed_s"] / row["step"]
         left = [self.wallclock_s - row["elapsed_s"] if self.wallclock_s else float("inf"),
                 (self.max_steps - row["step"]) * step_s if self.max_steps else float("inf")]
-        bpb = f"  val bpb {self.val_bpb:.4f}" if self.val_bpb is not None else ""
+        bpb = f"  val bpb {self.val_bpb:.4f} at {self.bytes_per_token:.3f} bytes/token" if self.val_bpb is not None else ""
         return (f"step {row['step']}  loss {row['loss']:.4f}{bpb}  {row['step_ms']:.1f} ms/step  "
                 f"{max(0.0, min(left)):.0f} s left")

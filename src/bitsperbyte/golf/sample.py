@@ -10,7 +10,7 @@ def sample(model: GolfModel, tokenizer: Tokenizer, prompt: str, *, num_tokens: i
            context: int = 1024, seed: int = 0) -> str:
     """The prompt's continuation, `num_tokens` long or up to the next document. Temperature 0 is greedy. The same seed gives the same
     text on the same kind of machine."""
-    if temperature < 0 or top_k < 1:
+    if not temperature >= 0 or top_k < 1:
         raise ValueError(f"temperature {temperature} must be 0 or more and top_k {top_k} at least 1")
     device = model.tok_emb.weight.device
     generator = torch.Generator(device="cpu").manual_seed(seed)
@@ -24,8 +24,10 @@ def sample(model: GolfModel, tokenizer: Tokenizer, prompt: str, *, num_tokens: i
                 chosen = int(logits.argmax())
             else:
                 top = logits.topk(min(top_k, len(logits)))
-                chosen = int(top.indices[torch.multinomial((top.values / temperature).softmax(-1), 1, generator=generator)])
+                p = ((top.values - top.values[0]) / temperature).softmax(-1)  # no overflow at tiny temperatures
+                chosen = int(top.indices[torch.multinomial(p, 1, generator=generator)])
             if chosen == tokenizer.bos_id:
                 break
             ids.append(chosen)
-    return tokenizer.decode(ids[start:])
+    # not decode(ids[start:]): at the start of a text the decoder drops a space
+    return tokenizer.decode(ids[1:])[len(tokenizer.decode(ids[1:start])) :]

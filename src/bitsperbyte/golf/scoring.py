@@ -1,7 +1,6 @@
 """Score a finished run's artifact on a text or on prepared shards, and keep the score in its record if asked."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,15 @@ from rich.progress import Progress
 
 from bitsperbyte.golf.devices import pick_device
 from bitsperbyte.golf.evaluate import Protocol, evaluate
-from bitsperbyte.golf.session import IDENTITY, RECORD, load_run, score_row
-from bitsperbyte.records.schema import ScoreRow
+from bitsperbyte.golf.session import ARTIFACT, RECORD, load_run, read_identity, score_row
+from bitsperbyte.records.schema import Record, ScoreRow
 from bitsperbyte.records.store import read_record, write_record
 from bitsperbyte.run.config import read_yaml
 from bitsperbyte.text.corpora import iter_documents
 from bitsperbyte.text.shards import DataFolder, open_shard
 from bitsperbyte.text.tokenizers import Prover, Tokenizer
+
+OWN_LABELS = ("before_quantisation", "artifact")
 
 
 def trained_window(run_dir: Path) -> int:
@@ -32,8 +33,11 @@ def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = No
     default on the run's own validation split. ValueError for a text that the tokenizer cannot account for."""
     if text and data:
         raise ValueError("give either --text or --data, not both")
+    if label in OWN_LABELS:
+        raise ValueError(f"--label {label} is the label of a score that the run itself made: choose another")
     model, tokenizer, _ = load_run(run_dir)
-    protocol = Protocol(window or trained_window(run_dir), stride, "isolated" if isolated else "across", drop_tail)
+    record = _record_of_artifact(run_dir) if label else None
+    protocol = Protocol(trained_window(run_dir) if window is None else window, stride, "isolated" if isolated else "across", drop_tail)
     if stride and stride > protocol.window:
         raise ValueError(f"--stride {stride} must not exceed the window of {protocol.window} tokens")
     if stride and drop_tail:
@@ -44,16 +48,26 @@ def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = No
         tokens, split, name = _validation_split(run_dir, tokenizer, data)
     device = pick_device(device_name)
     model.place(device)
-    with Progress(console=Console(stderr=True), disable=not show_progress, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not (show_progress and console.is_terminal), transient=True) as bar:
         task = bar.add_task(f"scoring {len(tokens):,} tokens", total=None)
         result = evaluate(model, tokens, tokenizer.table, tokenizer.bos_id, protocol,
                           progress=lambda done, total: bar.update(task, completed=done, total=total))
     row = score_row(label or "evaluation", result, name, split)
-    if label:
-        record = read_record(run_dir / RECORD)
+    if record:
         record.scores = [s for s in record.scores if s.label != label] + [row]
         write_record(run_dir / RECORD, record)
     return row
+
+
+def _record_of_artifact(run_dir: Path) -> Record:
+    """The run's record, refused where it is that of another artifact than the one in the folder."""
+    record = read_record(run_dir / RECORD)
+    found = hashlib.sha256((run_dir / ARTIFACT).read_bytes()).hexdigest()
+    if record.artifact is None or record.artifact.sha256 != found:
+        raise ValueError(f"{run_dir / RECORD} is not the record of the {ARTIFACT} beside it (sha256 {found[:16]}...): score it "
+                         "without --label")
+    return record
 
 
 def _encode_text(tokenizer: Tokenizer, text: Path) -> tuple[np.ndarray, str]:
@@ -71,7 +85,7 @@ def _encode_text(tokenizer: Tokenizer, text: Path) -> tuple[np.ndarray, str]:
 
 
 def _validation_split(run_dir: Path, tokenizer: Tokenizer, data: Path | None) -> tuple[np.ndarray, str, str]:
-    identity = json.loads((run_dir / IDENTITY).read_text(encoding="utf-8"))
+    identity = read_identity(run_dir)
     path = data or Path(identity["config"]["data"]["path"])
     given = None if (path / "manifest.json").exists() else next(run_dir.glob("tokenizer.*"))
     folder = DataFolder.open(path, tokenizer_path=given)

@@ -19,41 +19,51 @@ import bitsperbyte
 from bitsperbyte.golf.artifact import Ledger, read_artifact, write_artifact
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
-from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
+from bitsperbyte.golf.evaluate import Evaluation, Protocol
 from bitsperbyte.golf.logs import RunLog, read_metrics
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
 from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
-from bitsperbyte.golf.train import EXIT_FAILED, Trainer
+from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.schema import Record, ScoreRow
 from bitsperbyte.records.store import read_record, write_record
 from bitsperbyte.run.config import config_hash, resolved_yaml
 from bitsperbyte.run.folder import RunFolder, check_same_config, require_disk_space
-from bitsperbyte.run.outcome import RunFailed
+from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
-from bitsperbyte.text.loader import TokenStream
+from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.shards import DataFolder, open_shard
 from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
 
 RECORD, ARTIFACT, IDENTITY = "record.json", "artifact.bpb", "identity.json"
 
 
-def train(config: GolfConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None) -> Record:
+def train(config: GolfConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None,
+          ranks: Ranks | None = None) -> Record:
     """Run `config` in `run_dir` to its end and return the record (also written there).
 
     Raises ValueError for input that cannot work (before anything is trained) and RunFailed, with an exit code, for a run that
-    was interrupted, diverged or ended over the cap; the folder then holds everything so far.
+    was interrupted, diverged or ended over the cap; the folder then holds everything so far. `ranks`, where given, stay joined.
     """
     console = console or Console(stderr=True)
-    ranks = join_ranks(config.train.device)
+    joined = ranks or join_ranks(config.train.device)
     try:
-        if not ranks.is_main:
-            ranks.barrier()  # the main rank opens the folder and checks the data first
-            return _train(config, run_dir, None, ranks, resume, console)
+        if not joined.is_main:
+            _await_main(joined)
+            return _train(config, run_dir, None, joined, resume, console)
         with RunFolder.open(run_dir, resume=resume, kind="golf") as folder:
-            return _train(config, run_dir, folder, ranks, resume, console)
+            return _train(config, run_dir, folder, joined, resume, console)
     finally:
-        ranks.close()
+        if ranks is None:
+            joined.close()
+
+
+def _await_main(ranks: Ranks) -> None:
+    """The main rank opens the folder and checks the data first; where it refuses them, it is the one to say why."""
+    try:
+        ranks.barrier()
+    except RuntimeError as error:
+        raise RunFailed(f"rank {ranks.rank} stops: the main rank ended before training began and says why") from error
 
 
 def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: Ranks, resume: bool, console: Console) -> Record:
@@ -70,9 +80,13 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         console.print(f"checking the data in {config.data.path}", highlight=False)
         data.verify("train")
         data.verify("val")
+        BatchLoader(TokenStream(data.shards("train")), batch_tokens=config.train.batch_tokens, seq_len=config.train.seq_len,
+                    world_size=ranks.world_size)  # ValueError where they do not fit, before the folder holds a run
         _open_identity(folder, config, data, tokenizer, resume)
         ranks.barrier()
     record = _new_record(config, data, tokenizer, ranks)
+    if folder and resume and (folder.path / RECORD).exists():
+        record.created_utc = read_record(folder.path / RECORD).created_utc  # when the run began
     log = RunLog(folder, console, max_steps=config.schedule.max_steps, wallclock_s=config.schedule.wallclock_s,
                  log_every=config.train.log_every)
     val_tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in data.shards("val")])
@@ -91,7 +105,7 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         record.status, record.error = failure.status, str(failure)
         raise
     except KeyboardInterrupt:
-        record.status, record.error = "interrupted", "stopped while scoring; --resume scores again"
+        record.status, record.error = "interrupted", "stopped outside the training loop; --resume goes on from the last checkpoint"
         raise
     except Exception as error:
         record.status, record.error = "crashed", f"{type(error).__name__}: {error}"
@@ -108,8 +122,7 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
     identity = {"config": config.model_dump(mode="json"), "data": _data_identity(data, tokenizer),
                 "versions": {"bitsperbyte": bitsperbyte.__version__, "torch": torch.__version__}}
     if resume:
-        saved = json.loads((folder.path / IDENTITY).read_text(encoding="utf-8"))
-        check_same_config(saved, identity)
+        check_same_config(read_identity(folder.path), identity)
         record = folder.path / RECORD
         if record.exists() and read_record(record).status in ("finished", "over_cap"):
             raise ValueError(f"the run in {folder.path} is finished: see its record.json, or take another --run-dir")
@@ -117,6 +130,20 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
     folder.write_json_atomic(IDENTITY, identity)
     tokenizer.save(folder.path)
     folder.write_atomic("config.yaml", resolved_yaml(config))  # last: its presence says that the folder holds a run
+
+
+def read_identity(run_dir: Path) -> dict[str, Any]:
+    """Config, data hashes and versions that a run was started with; ValueError names a missing or damaged file."""
+    path = run_dir / IDENTITY
+    try:
+        identity = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing: {run_dir} is not a whole run folder") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it from a copy of the run, or start a new run") from error
+    if not isinstance(identity, dict) or not {"config", "data", "versions"} <= set(identity):
+        raise ValueError(f"{path} is damaged: it lacks the run's config, data or versions")
+    return identity
 
 
 def _data_identity(data: DataFolder, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -175,8 +202,7 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
     def score(label: str) -> Evaluation:
         log.say(f"scoring {label.replace('_', ' ')}: {len(tokens):,} tokens, {protocol.describe()}")
         with trainer.phase("final_evaluation"):
-            result = evaluate(trainer.model, tokens, tokenizer.table, tokenizer.bos_id, protocol, rank=ranks.rank,
-                              batch_tokens=config.eval.batch_tokens, world_size=ranks.world_size)
+            result = trainer.score(tokens, protocol)
         record.scores.append(score_row(label, result, f"validation split of {config.data.path}", split))
         return result
 

@@ -1,6 +1,6 @@
 """One golf run: warm-up (untimed), the training loop under an honest clock, checkpoints, resume.
 
-What follows the loop (artifact, scoring it, the record) is in finish.py.
+What follows the loop (artifact, scoring it, the record) is in session.py.
 """
 
 import signal
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,11 +25,9 @@ from bitsperbyte.golf.logs import RunLog, read_metrics
 from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.muon import build_optimizers
 from bitsperbyte.golf.schedule import is_finished, lr_scale, momentum_at
-from bitsperbyte.run.outcome import RunFailed
+from bitsperbyte.run.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, RunFailed
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.tokenizers import Tokenizer
-
-EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
 
 
 @dataclass
@@ -46,7 +44,8 @@ class Trainer:
     step: int = 0
     finished: str | None = None  # why training ended: wallclock_cap or max_steps
     phases_s: dict[str, float] = field(default_factory=dict)
-    last_good: str = "none was written yet"
+    last_good: str = "none was written yet"  # the newest checkpoint from whose weights a finite loss came
+    _unproven: str | None = None  # a newer one that has had no step yet
     _checkpoint_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -128,17 +127,20 @@ class Trainer:
     # -- checkpoint and resume --------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint (main rank), with the clock paused."""
+        """Write a checkpoint (main rank), with the clocks of all ranks paused: the others wait."""
         self._checkpoint_at = time.monotonic()
-        if not self.ranks.is_main:
-            return
         with self.clock.paused(), self.phase("checkpoint"):
-            tensors = {f"model/{name}": p.detach() for name, p in self.model.named_parameters()}
-            tensors |= {f"optim/{name}": t for name, t in self.optimizers.state_dict().items()}
-            tensors |= {f"random/{name}": t for name, t in _random_state(self.ranks.device).items()}
-            meta = {"clock": self.clock.state(), "position": self.step * self.config.train.batch_tokens,
-                    "finished": self.finished, "phases_s": self.phases_s}
-            self.last_good = str(save_checkpoint(self.run_dir, self.step, tensors, meta))
+            if self.ranks.is_main:
+                self._write_checkpoint()
+            self.ranks.barrier()
+
+    def _write_checkpoint(self) -> None:
+        tensors = {f"model/{name}": p.detach() for name, p in self.model.named_parameters()}
+        tensors |= {f"optim/{name}": t for name, t in self.optimizers.state_dict().items()}
+        tensors |= {f"random/{name}": t for name, t in _random_state(self.ranks.device).items()}
+        meta = {"clock": self.clock.state(), "position": self.step * self.config.train.batch_tokens,
+                "finished": self.finished, "phases_s": self.phases_s}
+        self._unproven = str(save_checkpoint(self.run_dir, self.step, tensors, meta))
 
     def resume(self) -> None:
         """Continue from the newest whole checkpoint, or from the start where none was written. The seconds that the lost steps had
@@ -158,7 +160,7 @@ class Trainer:
             self.clock.restore(checkpoint.meta["clock"])
             self.phases_s = dict(checkpoint.meta["phases_s"])
             self.loader = self._loader(checkpoint.meta["position"])
-            self.last_good = f"step {checkpoint.step}"
+            self._unproven = f"that of step {checkpoint.step}"
         charged = max(0.0, metrics.last_elapsed_s - self.clock.elapsed_s) if not self.finished else 0.0
         self.clock.charge(charged)
         self.ranks.barrier()  # all ranks have read the rows before the main one adds its own
@@ -173,9 +175,20 @@ class Trainer:
         """Non-overlapping validation during training; the clock must be paused."""
         ev = self.config.eval
         with self.phase("validation"):
-            return evaluate(self.model, self.val_tokens[: max_tokens or ev.max_tokens], self.tokenizer.table,
-                            self.tokenizer.bos_id, Protocol(ev.window or self.config.train.seq_len), batch_tokens=ev.batch_tokens,
-                            rank=self.ranks.rank, world_size=self.ranks.world_size)
+            return self.score(self.val_tokens[: max_tokens or ev.max_tokens], Protocol(ev.window or self.config.train.seq_len))
+
+    def score(self, tokens: np.ndarray, protocol: Protocol) -> Evaluation:
+        """The model's score over all ranks. A loss that is not finite is a run that diverged, not bad input: RunFailed."""
+        try:
+            return evaluate(self.model, tokens, self.tokenizer.table, self.tokenizer.bos_id, protocol, rank=self.ranks.rank,
+                            batch_tokens=self.config.eval.batch_tokens, world_size=self.ranks.world_size)
+        except ValueError:
+            x = torch.from_numpy(tokens[: self.config.train.seq_len + 1].astype(np.int64)).to(self.ranks.device)
+            with torch.no_grad():
+                loss = self.model.loss(x[None, :-1], x[None, 1:]).item() if len(x) > 1 else 0.0
+            if isfinite(loss):
+                raise
+            self.raise_diverged(f"the loss on the validation text is {loss} after step {self.step}")
 
     def run(self) -> None:
         """Train until a limit ends the run. Raises RunFailed for a loss that is not finite (exit code 1) and for SIGINT or SIGTERM
@@ -188,7 +201,8 @@ class Trainer:
                 due = time.monotonic() - self._checkpoint_at > self.config.train.checkpoint_every_s
                 every_steps = self.config.train.checkpoint_every_steps
                 due |= bool(every_steps and self.step and self.step % every_steps == 0)
-                elapsed, signal_number, due = agree_max([self.clock.elapsed_s, float(caught[0]), float(due)])
+                began = self.clock.elapsed_s  # this rank's own: the ranks' clocks differ by a little
+                elapsed, signal_number, due = agree_max([began, float(caught[0]), float(due)])
                 reason = is_finished(self.schedule, self.step, elapsed)
                 if signal_number:
                     self._stop_clock()
@@ -211,7 +225,9 @@ class Trainer:
                 scale = lr_scale(self.schedule, step=self.step, elapsed_s=elapsed)
                 loss = self.train_step(batch or self.next_batch(), scale)
                 batch = self.next_batch()  # fetched while the device still computes
-                self._finish_step(loss.item(), elapsed, scale)
+                self._finish_step(loss.item(), began, scale)
+            if caught[0]:  # it came during the last checkpoint
+                self._raise_interrupted(caught[0])
 
     def _stop_clock(self) -> None:
         if self.clock.running:  # it stands still before the first step
@@ -222,10 +238,15 @@ class Trainer:
         elapsed = self.clock.elapsed_s
         if not isfinite(loss):
             self._stop_clock()
-            raise RunFailed(f"the loss is {loss} after step {self.step}: training diverged. The last good checkpoint is "
-                            f"{self.last_good}; lower the learning rates and start a new run", EXIT_FAILED, "diverged")
+            self.raise_diverged(f"the loss is {loss} after step {self.step}")
+        if self._unproven:
+            self.last_good, self._unproven = self._unproven, None
         self.log.step({"step": self.step, "loss": loss, "elapsed_s": elapsed, "step_ms": (elapsed - began_s) * 1e3,
                        "lr_scale": scale, "tokens": self.step * self.config.train.batch_tokens})
+
+    def raise_diverged(self, what: str) -> NoReturn:
+        raise RunFailed(f"{what}: training diverged. The last good checkpoint is {self.last_good}; lower the learning rates and "
+                        "start a new run", EXIT_FAILED, "diverged")
 
     def _validate_paused(self, elapsed: float) -> None:
         with self.clock.paused():
@@ -242,15 +263,15 @@ def _catch_signals() -> Iterator[list[int]]:
     """While training, SIGINT and SIGTERM only leave a note, so that the step in flight ends and a checkpoint is written. A second one
     acts at once."""
     caught = [0]
-    before: dict[int, Any] = {}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: object) -> None:
         caught[0] = number
         signal.signal(number, before[number])
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
+        for number in before:
+            signal.signal(number, note)
         yield caught
     finally:
         for number, handler in before.items():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 EMBEDDED = "embedded"
+EMBEDDED_VERSION = 2  # raise it when the embedded documents change: a folder made before is then not taken for the same
 TEXT_SUFFIXES = (".txt", ".md", ".markdown")
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 READABLE = ".txt, .md, .markdown and .jsonl (plain or with .gz, .xz, .zst) and .parquet"
@@ -86,7 +87,7 @@ def source_files(source: str | Path, skipped: Counter[str] | None = None) -> lis
 def source_fingerprint(source: str | Path) -> str:
     """Changes when the source does: the Python version for `embedded`, else a hash of files' names, sizes and times."""
     if str(source) == EMBEDDED:
-        return "python " + sys.version.split()[0]
+        return f"python {sys.version.split()[0]}, extraction {EMBEDDED_VERSION}"
     digest = hashlib.sha256()
     for file in source_files(source):
         stat = file.stat()

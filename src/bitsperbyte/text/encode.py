@@ -24,32 +24,33 @@ _BATCH_BYTES = 4 << 20  # of text that is encoded in one call
 class Splitter:
     """Sends each document to train or val, or nowhere where val has it already.
 
-    With `val_docs` the first so many different documents are val. Else a document is val where the hash of seed and
-    text says so, which does not depend on the other documents.
+    With `val_docs` the first so many different documents are val. With a `val_fraction` a document is val where the hash
+    of seed and text says so, which does not depend on the other documents. With neither, only those given as val are.
     """
 
-    val_fraction: float
+    val_fraction: float | None
     val_docs: int | None
     seed: int
     num_dropped: int = 0
     _val: set[bytes] = field(default_factory=set)  # 16 bytes a document; train needs no such set
 
-    def split(self, documents: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """(split, document) for each document that is kept, in order."""
-        for text in documents:
-            digest = hashlib.sha256(f"{self.seed} {text}".encode()).digest()
-            if digest[:16] in self._val:
-                self.num_dropped += 1
-            elif self._wants_val(digest):
-                self._val.add(digest[:16])
-                yield "val", text
-            else:
-                yield "train", text
+    def split(self, documents: Iterable[str], val_documents: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+        """(split, document) for each document that is kept, in order, after all of `val_documents`, which are val."""
+        for is_val, texts in ((True, val_documents), (False, documents)):
+            for text in texts:
+                digest = hashlib.sha256(f"{self.seed} {text}".encode()).digest()
+                if digest[:16] in self._val:
+                    self.num_dropped += 1
+                elif is_val or self._wants_val(digest):
+                    self._val.add(digest[:16])
+                    yield "val", text
+                else:
+                    yield "train", text
 
     def _wants_val(self, digest: bytes) -> bool:
         if self.val_docs is not None:
             return len(self._val) < self.val_docs
-        return int.from_bytes(digest[-8:], "big") < self.val_fraction * 2**64
+        return self.val_fraction is not None and int.from_bytes(digest[-8:], "big") < self.val_fraction * 2**64
 
 
 class ShardWriter:
@@ -95,11 +96,12 @@ class ShardWriter:
 
 
 def write_splits(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, out: Path, shard_tokens: int,
-                 progress: Progress) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+                 progress: Progress, *, has_val_source: bool = False,
+                 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Encode (split, document) pairs into shards below `out`: (the manifest's entries of the splits, their proofs).
 
-    A BOS stands before each document and nothing after it. ValueError if a split stays empty or the tokenizer fails
-    its proof.
+    A BOS stands before each document and nothing after it. `has_val_source`: val came from a source of its own, which
+    an error about an empty split must know. ValueError if a split stays empty or the tokenizer fails its proof.
     """
     writers = {split: ShardWriter(out, split, shard_tokens) for split in SPLITS}
     provers = {split: Prover(tokenizer) for split in SPLITS}
@@ -116,7 +118,7 @@ def write_splits(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, out
             progress("encoding documents", sum(num_documents.values()), None)
         for split, count in num_documents.items():
             if count == 0:
-                raise ValueError(_empty_split(split, sum(num_documents.values())))
+                raise ValueError(_empty_split(split, sum(num_documents.values()), has_val_source))
             writers[split].finish()
     finally:
         for writer in writers.values():
@@ -141,7 +143,11 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
         yield batch
 
 
-def _empty_split(split: str, num_documents: int) -> str:
+def _empty_split(split: str, num_documents: int, has_val_source: bool) -> str:
+    if has_val_source and split == "val":
+        return "the source given as --val-source holds no document that is more than whitespace"
+    if has_val_source:
+        return "the source holds no document to train on: all are blank, or in --val-source too, which keeps them from train"
     if num_documents == 0:
         return "the source holds no document that is more than whitespace"
     if num_documents == 1:

@@ -1,9 +1,9 @@
 """From documents to a folder of shards: split, tokenise, prove the byte counts, write the manifest last.
 
 What is in val never is in train: documents go to val by the hash of their text (so a growing corpus keeps its split),
-or the first so many do; a later exact copy of a val document is dropped and counted. Nothing but the hashes of val is
-kept in memory. A folder without a manifest but with its state file was interrupted: the same command starts it over,
-and keeps the revision it had pinned and every download that was finished.
+or the first so many do, or val has a source of its own; an exact copy of a val document is dropped and counted. Nothing
+but the hashes of val is kept in memory. A folder without a manifest but with its state file was interrupted: the same
+command starts it over, and keeps the revision it had pinned and every download that was finished.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bitsperbyte.text.shards import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, ST
 from bitsperbyte.text.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_sentencepiece
 
 HUB_SOURCES = ("fineweb", "challenge")
+DEFAULT_VAL_FRACTION = 0.05
 TRAIN_TOKENIZER_BYTES = 200_000_000  # of train text that a new tokenizer is trained on
 _DOWNLOADS = ".download"
 
@@ -38,7 +39,7 @@ class Request:
 
     source: str
     tokenizer: str
-    val_fraction: float
+    val_fraction: float | None  # None together with val_docs or val_source
     val_docs: int | None
     limit_docs: int | None
     shard_tokens: int
@@ -46,13 +47,21 @@ class Request:
     seed: int
     revision: str | None
     num_shards: int
+    val_source: str | None
 
     def __post_init__(self) -> None:
         for name, value in (("--val-docs", self.val_docs), ("--limit-docs", self.limit_docs),
                             ("the tokens of a shard", self.shard_tokens), ("--num-shards", self.num_shards)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if not 0 < self.val_fraction < 1:
+        if self.val_source is not None:
+            if self.source == "challenge" or self.val_source in HUB_SOURCES:
+                raise ValueError("--val-source names text on this machine (or `embedded`) for a --source other than the "
+                                 f"challenge, whose shards are split already; these are --source {self.source} and "
+                                 f"--val-source {self.val_source}")
+            if self.val_fraction is not None or self.val_docs is not None:
+                raise ValueError("--val-source is all of val, so it goes with neither --val-fraction nor --val-docs")
+        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
             raise ValueError(f"--val-fraction must lie between 0 and 1, not {self.val_fraction}")
         if self.val_docs is not None and self.limit_docs is not None and self.val_docs >= self.limit_docs:
             raise ValueError(f"--val-docs {self.val_docs} leaves nothing of --limit-docs {self.limit_docs} to train on")
@@ -76,24 +85,31 @@ class Request:
             chosen.update(field=self.field, fingerprint=corpora.source_fingerprint(self.source))
         if self.source != "challenge":
             val = f"first {self.val_docs} documents" if self.val_docs else self.val_fraction
+            if self.val_source:
+                val = f"all of {Path(self.val_source).name}"
+                chosen.update(field=self.field, val_fingerprint=corpora.source_fingerprint(self.val_source))
             chosen.update(seed=self.seed, val=val, limit_docs=self.limit_docs, shard_tokens=self.shard_tokens)
         return chosen
 
 
-def prepare(source: str, tokenizer: str | None = None, out: Path | str = "data", *, val_fraction: float = 0.05,
-            val_docs: int | None = None, limit_docs: int | None = None, shard_tokens: int = 100_000_000,
-            field: str = "text", seed: int = 0, revision: str | None = None, num_shards: int = 1,
-            progress: Progress | None = None) -> dict[str, Any]:
+def prepare(source: str, tokenizer: str | None = None, out: Path | str = "data", *, val_source: str | None = None,
+            val_fraction: float | None = None, val_docs: int | None = None, limit_docs: int | None = None,
+            shard_tokens: int = 100_000_000, field: str = "text", seed: int = 0, revision: str | None = None,
+            num_shards: int = 1, progress: Progress | None = None) -> dict[str, Any]:
     """Make the folder `out` and return its manifest. Calling it again with equal arguments returns what is there.
 
     source: `embedded`, `fineweb`, `challenge`, a file or a folder. tokenizer: `train:N` (SentencePiece on the first
     200 MB of train documents, N pieces), `byte`, `sp1024` (the challenge's, from the hub), or a path; by default
     train:1024, and sp1024 for the challenge. num_shards: train shards of the challenge, or Parquet files of FineWeb.
-    seed changes which documents are val. ValueError for anything that the caller can mend.
+    val is a share of the documents (0.05 unless `val_fraction` says otherwise; seed changes which), or the first
+    `val_docs`, or all of `val_source` (`embedded`, a file or a folder), which leaves all of `source` for train, up to
+    `limit_docs`. ValueError for anything that the caller can mend.
     """
+    if val_fraction is None and val_docs is None and val_source is None:
+        val_fraction = DEFAULT_VAL_FRACTION
     tokenizer = tokenizer or (hub.CHALLENGE_TOKENIZER if source == "challenge" else "train:1024")
     request = Request(str(source), tokenizer, val_fraction, val_docs, limit_docs, shard_tokens, field, seed, revision,
-                      num_shards)
+                      num_shards, None if val_source is None else str(val_source))
     parameters = request.parameters()
     out, progress = Path(out), progress or (lambda what, done, total: None)
     if out.exists() and not out.is_dir():
@@ -251,17 +267,23 @@ def _encode_documents(out: Path, state: _State, progress: Progress) -> dict[str,
         _require_space(out, sum(path.stat().st_size for path in files))
     else:
         files = []
-        _require_space(out, _text_bytes(request.source))
+        _require_space(out, _text_bytes(request.source) + (_text_bytes(request.val_source) if request.val_source else 0))
 
-    def documents(counts: Counter[str]) -> Iterator[str]:
+    def train_or_all(counts: Counter[str]) -> Iterator[str]:
         if files:
             texts = (text for path in files for text in corpora.read_parquet(path, "text"))
             return corpora.kept_documents(texts, request.limit_docs, counts)
         return corpora.iter_documents(request.source, limit=request.limit_docs, field=request.field, skipped=counts)
 
-    tokenizer = _tokenizer(out, state, lambda: _train_texts(_splitter(request).split(documents(Counter()))), progress)
+    def split(splitter: Splitter, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        val_source = request.val_source
+        val = corpora.iter_documents(val_source, field=request.field, skipped=counts) if val_source else ()
+        return splitter.split(train_or_all(counts), val)
+
+    tokenizer = _tokenizer(out, state, lambda: _train_texts(split(_splitter(request), Counter())), progress)
     splitter = _splitter(request)
-    splits, proofs = write_splits(splitter.split(documents(skipped)), tokenizer, out, request.shard_tokens, progress)
+    splits, proofs = write_splits(split(splitter, skipped), tokenizer, out, request.shard_tokens, progress,
+                                  has_val_source=request.val_source is not None)
     return {"revision": revision, "tokenizer": _tokenizer_entry(tokenizer, tokenizer.save(out).name),
             "source_sha256": state.done if files else {}, "splits": splits, "proof": proofs,
             "num_duplicates_dropped": splitter.num_dropped, "skipped": dict(skipped)}
