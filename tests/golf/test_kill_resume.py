@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.logs import read_metrics
 from bitsperbyte.golf.session import train
