@@ -31,7 +31,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_asked_for_where_there_is_none(no_gpu: None) -> None:
-    with pytest.raises(ValueError, match=r"train\.device is cuda, but torch sees no GPU here"):
+    with pytest.raises(ValueError, match=r"cuda, and torch sees no GPU here: ask for cpu or auto"):
         pick_device("cuda")
     with pytest.raises(ValueError, match="no GPU"):
         join_ranks("cuda")

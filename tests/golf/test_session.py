@@ -302,7 +302,7 @@ def test_text_too_short_for_a_batch(tmp_path: Path, tiny: Callable) -> None:
 
 def test_a_gpu_where_there_is_none(tmp_path: Path, tiny: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(tiny({"train": {"device": "cuda"}}), tmp_path / "run", r"torch sees no GPU here; use --set train\.device=cpu")
+    refused(tiny({"train": {"device": "cuda"}}), tmp_path / "run", r"no GPU here")
 
 
 def test_no_data(tmp_path: Path, tiny: Callable) -> None:

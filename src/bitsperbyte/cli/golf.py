@@ -1,6 +1,7 @@
 """bpb golf: plan, train, eval, sample."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +123,8 @@ def sample(run_dir: RunDir, prompt: Annotated[str, typer.Option(help="text to co
 def _print_result(record: Any, run_dir: Path) -> None:
     from bitsperbyte.golf.session import ARTIFACT, RECORD
 
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun the main rank speaks for all
     t, a = record.training, record.artifact
     rows = [("status", record.status), ("steps / tokens", f"{t.num_steps:,} / {t.num_tokens:,}"),
             ("training", f"{t.train_s:.1f} s, step p50 {t.step_ms_p50:.1f} ms, p95 {t.step_ms_p95:.1f} ms")]

@@ -107,6 +107,10 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
     except KeyboardInterrupt:
         record.status, record.error = "interrupted", "stopped outside the training loop; --resume goes on from the last checkpoint"
         raise
+    except torch.OutOfMemoryError as error:
+        record.status, record.error = "crashed", f"out of memory on {ranks.device}"
+        raise RunFailed(f"out of memory on {ranks.device}: lower train.micro_batch_tokens (now {config.train.micro_batch_tokens}) or "
+                        "eval.batch_tokens in a new run; everything so far is kept", EXIT_FAILED, "crashed") from error
     except Exception as error:
         record.status, record.error = "crashed", f"{type(error).__name__}: {error}"
         raise
