@@ -115,12 +115,14 @@ def test_the_process_itself(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--version"], ["records", "list"]])
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path, unbuffered: str, arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.run(
-        [sys.executable, "-m", "bitsperbyte", "--version"],
-        env=ENVIRONMENT,
+        [sys.executable, "-m", "bitsperbyte", *arguments],
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered},
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

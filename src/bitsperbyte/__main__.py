@@ -51,11 +51,19 @@ def run_command(arguments: Sequence[str]) -> int:
 def guarded(command: Callable[[], int]) -> int:
     """The exit code of `command`; errors go to stderr as one line, after a traceback where the fault is ours."""
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            code = command()
+        code = _answered(command)
         sys.stdout.flush()  # here, where a closed pipe can still be answered
         return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush would fail again
+        return EXIT_BROKEN_PIPE
+
+
+def _answered(command: Callable[[], int]) -> int:
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return command()
     except typer.Exit as ended:
         return ended.exit_code
     except COMMAND_LINE_ERROR as error:
@@ -67,8 +75,7 @@ def guarded(command: Callable[[], int]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted; everything so far is kept", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush would fail again
-        return EXIT_BROKEN_PIPE
+        raise
     except (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         return _say(_one_line(error), EXIT_USAGE)
     except OSError as error:

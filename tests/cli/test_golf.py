@@ -104,7 +104,7 @@ def test_plan_prints_the_published_parameters(bpb, repo_dir: Path, name: str) ->
     code, out, err = bpb("golf", "plan", repo_dir / f"configs/golf/{name}.yaml", "--no-measure", "--json")
     assert (code, err) == (0, "") and json.loads(out)["parameters"]["total"] == PARAMETERS[name]
     code, out, _ = bpb("golf", "plan", repo_dir / f"configs/golf/{name}.yaml", "--no-measure")
-    assert code == 0 and f"{PARAMETERS[name]:,}" in out and "payload ratio" in out and "16,000,000" in out
+    assert code == 0 and f"{PARAMETERS[name]:,}" in out and "training bytes / payload" in out and "16,000,000" in out
 
 
 def test_every_config_has_a_plan(bpb, repo_dir: Path) -> None:

@@ -341,7 +341,7 @@ def test_config_round_trip(config: ModelConfig) -> None:
         ({"vocab_size": 0}, "vocab_size"),
         ({"vocab_size": 10**9}, "vocab_size"),
         ({"order": []}, "order"),
-        ({"order": [0, 2], "skips": []}, "skips a block"),
+        ({"order": [0, 2], "skips": []}, "must use every block"),
         ({"order": [0, -1]}, "block indices"),
         ({"order": "0123"}, "order must be a list"),
         ({"order": [0] * 5000}, "order must list"),

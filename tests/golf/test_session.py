@@ -77,7 +77,8 @@ def test_the_record_says_what_was_done(finished: Path, tiny: Callable) -> None:
     assert t.step_ms_p50 == pytest.approx((step_ms[5] + step_ms[6]) / 2) and t.final_train_loss == rows[-1]["loss"]
     assert t.train_s >= rows[-1]["elapsed_s"]
     assert {"setup", "warmup", "train", "validation", "checkpoint", "final_evaluation", "artifact"} <= set(record.phases_s)
-    assert record.provenance["device"] == "cpu" and record.provenance["versions"]["torch"] == torch.__version__
+    assert record.provenance["device"] == "cpu"
+    assert record.provenance["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # package metadata may drop +cu130
     assert record.data.tokenizer_sha256 == load_tokenizer(finished).sha256
 
 

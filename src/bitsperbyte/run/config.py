@@ -106,7 +106,8 @@ def load_config(path: Path | str, model_cls: type[Model], overrides: Sequence[st
 
 def resolved_yaml(model: BaseModel) -> str:
     """Every setting, defaults included, as YAML that `load_config` reads back to an equal model."""
-    return yaml.dump(model.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    # ASCII with escapes: YAML folds unescaped line separators such as U+0085 into spaces
+    return yaml.dump(model.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
 
 
 def config_hash(model: BaseModel) -> str:
