@@ -28,9 +28,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Soak tests run only when asked for by name (-m soak); GPU tests say why they do not run."""
     wants_soak = "soak" in (config.getoption("-m") or "")
     for item in items:
-        if "soak" in item.keywords and not wants_soak:
+        if item.get_closest_marker("soak") and not wants_soak:
             item.add_marker(pytest.mark.skip(reason="long fault test: run make soak"))
-        if "gpu" in item.keywords and not _has_gpu():
+        if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and this machine has none"))
 
 

@@ -316,3 +316,25 @@ def test_meta_must_be_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(tmp_path, 1, tensors_of(1), {"loss": float("nan")})
     assert load_checkpoint(tmp_path) is None
+
+
+# -- what is no list and no folder -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [[], {}, "", 0])
+def test_a_list_of_nothing_is_refused_by_name(tmp_path: Path, kept: object) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    path = tmp_path / "checkpoint/latest.json"
+    path.write_text(json.dumps({"kept": kept}))
+    with pytest.raises(ValueError, match=r"is damaged \(it lists no checkpoint\).*start again in a new run folder") as caught:
+        load_checkpoint(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_in_the_place_of_the_folder_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("the user's own")
+    with pytest.raises(ValueError, match=r"checkpoint is a file where the folder of checkpoints belongs: put the folder back"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(OSError, match=r"cannot write the checkpoint of step 1.*is a file where.*move it away"):
+        save(tmp_path, 1)
+    assert (tmp_path / "checkpoint").read_text() == "the user's own"

@@ -120,3 +120,24 @@ def test_a_gpu_is_asked_what_it_has_free(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 80 * GIB))
     with pytest.raises(ValueError, match=r"on cuda:0 and 2\.0 GiB are free"):
         require_memory(ModelConfig(), 65_536, Ranks(0, 1, torch.device("cuda", 0)))
+
+
+@pytest.mark.parametrize("name", ["foo", "", "CPU", "cuda:0", "metal"])
+def test_an_unknown_device_is_refused_and_not_taken_for_the_cpu(no_gpu: None, name: str) -> None:
+    with pytest.raises(ValueError, match=r"no device '.*': ask for one of auto, cpu, cuda"):
+        pick_device(name)
+
+
+def test_an_evaluation_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(dim=64, num_heads=4, num_kv_heads=2, order=(0,), skips=())
+    advice = r"evaluation needs about [\d.]+ GiB on cpu .* lower eval\.window or eval\.batch_tokens"
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
+    require_memory(config, 1024, ONE)
+    require_memory(config, 1024, ONE, eval_tokens=65_536, eval_window=65_536)
+    with pytest.raises(ValueError, match=advice):
+        require_memory(config, 1024, ONE, eval_tokens=2**20)
+    windowed = dataclasses.replace(config, attention_window=64)
+    require_memory(windowed, 1024, ONE, eval_tokens=65_536, eval_window=1024)
+    with pytest.raises(ValueError, match=advice + r" \(now a window of 65536 in batches of 65536 tokens\)"):
+        require_memory(windowed, 1024, ONE, eval_tokens=65_536, eval_window=65_536)
+    require_memory(dataclasses.replace(config, attention_window=65_536), 1024, ONE, eval_tokens=65_536, eval_window=65_536)

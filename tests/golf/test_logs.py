@@ -140,7 +140,7 @@ def test_a_bar_shows_loss_bpb_step_time_and_time_left(folder: RunFolder) -> None
         log.step(step_row(50, 4.0, loss=2.25))
     log.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-    assert re.search(r"step 50  loss 2\.2500  val bpb 1\.7312 at 2\.500 bytes/token  10\.0 ms/step  6 s left", shown)
+    assert re.search(r"step 50  loss 2\.2500  val bpb 1\.7312 \(2\.50 B/token\)  10\.0 ms  6 s left", shown)
 
 
 @pytest.mark.parametrize(("max_steps", "wallclock_s", "left"), [(100, None, 5), (None, 8.0, 3), (100, 8.0, 3), (60, 8.0, 1)])

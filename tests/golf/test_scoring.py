@@ -1,6 +1,8 @@
 """Scoring a finished run again: from its artifact, under stated windows, on a text or on prepared shards."""
 
 import json
+import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,41 @@ def test_a_text_of_one_character(home: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("x")  # no window is filled, and none overlaps
     row = quiet(home / "run", text=tmp_path / "one.txt", isolated=True, stride=3)
     assert (row.num_tokens, row.num_bytes) == (1, 1)
+
+
+@pytest.mark.parametrize("label", ["", "  "])
+def test_an_empty_label_is_refused(home: Path, label: str) -> None:
+    with pytest.raises(ValueError, match="--label is empty"):
+        quiet(home / "run", label=label)
+
+
+def test_the_record_of_another_artifact_is_a_warning_and_refused_with_a_label(home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(home / "run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = quiet(run)
+    record = json.loads((run / "record.json").read_text())
+    record["artifact"]["sha256"] = "0" * 64
+    (run / "record.json").write_text(json.dumps(record))
+    with pytest.warns(UserWarning, match="not the record of the artifact"):
+        row = quiet(run)
+    assert row.nats == expected.nats
+    with pytest.raises(ValueError, match="not the record of the artifact.*score it without --label"):
+        quiet(run, label="x")
+    (run / "record.json").write_text("{")
+    with pytest.warns(UserWarning, match="is not JSON"):
+        assert quiet(run).nats == expected.nats
+    (run / "record.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quiet(run).nats == expected.nats
+
+
+@pytest.mark.parametrize("text", [
+    "name: x\n", "eval:\ntrain: {seq_len: 8}\n", "eval: {window: }\ntrain: {}\n", "eval: {window: wide}\n"])
+def test_a_config_without_a_window_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match="does not give eval.window or train.seq_len") as caught:
+        trained_window(tmp_path)
+    assert str(tmp_path / "config.yaml") in str(caught.value)

@@ -91,13 +91,10 @@ def test_without_resume_nothing_is_overwritten(tmp_path: Path, configs: Callable
 
 def test_a_seed_over_the_cap_does_not_keep_the_others_from_their_turn(tmp_path: Path, configs: Callable) -> None:
     over = configs((1, 2), artifact={"cap_bytes": 1000})
-    with pytest.raises(RunFailed, match="over the cap"):
-        train_seeds(over, tmp_path)
-    for _ in over:  # each call adds a seed; when all are there it still is a failure
-        with pytest.raises(RunFailed, match="over the cap") as caught:
-            train_seeds(over, tmp_path, resume=True)
-    assert caught.value.code == 1 and "seeds 1, 2" in str(caught.value)
-    assert (tmp_path / "seed_2/record.json").exists()
+    for resume in (False, True):  # the first call trains both, the second keeps both; each is a failure
+        with pytest.raises(RunFailed, match="seeds 1, 2 are over the cap") as caught:
+            train_seeds(over, tmp_path, resume=resume)
+        assert caught.value.code == 1 and (tmp_path / "seed_2/record.json").exists()
 
 
 def test_one_seed_has_no_spread(tmp_path: Path, configs: Callable, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

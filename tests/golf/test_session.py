@@ -17,6 +17,7 @@ from bitsperbyte.__main__ import guarded, run_command
 from bitsperbyte.golf import session as module
 from bitsperbyte.golf.artifact import read_artifact, write_artifact
 from bitsperbyte.golf.config import GolfConfig
+from bitsperbyte.golf.logs import SteadyConsole
 from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.session import load_run, train
 from bitsperbyte.golf.train import Trainer
@@ -242,7 +243,7 @@ def test_ctrl_c_while_scoring_keeps_the_training(tmp_path: Path, tiny: Callable,
 def test_over_the_cap_is_an_error_that_keeps_everything(tmp_path: Path, settings: Callable, capsys) -> None:
     over = settings({"artifact": {"cap_bytes": 1000}})
     assert exit_code(over, tmp_path, tmp_path / "run") == 1
-    assert re.search(r"bpb: the artifact is over the cap: [\d,]+ of 1,000 bytes", capsys.readouterr().err)
+    assert re.search(r"bpb: the artifact is over the cap: [\d,]+ bytes too many", capsys.readouterr().err)
     record = read_record(tmp_path / "run")
     assert record.status == "over_cap" and "over the cap" in record.error and len(record.scores) == 2
     assert record.artifact.cap_bytes == 1000 and record.artifact.margin_bytes == 1000 - record.artifact.total_bytes
@@ -254,7 +255,7 @@ def test_over_the_cap_is_an_error_that_keeps_everything(tmp_path: Path, settings
 def test_exit_code_of_divergence_and_of_a_full_disk(tmp_path: Path, settings: Callable, monkeypatch: pytest.MonkeyPatch,
                                                     capsys) -> None:
     assert exit_code(settings({"optim": {"matrix_lr": 1e30, "scalar_lr": 1e30}}), tmp_path, tmp_path / "diverged") == 1
-    assert "last good checkpoint" in capsys.readouterr().err
+    assert "good checkpoint" in capsys.readouterr().err
 
     def full(*arguments: object) -> None:
         raise OSError(28, "cannot write the checkpoint of step 4 (No space left on device): make room, go on with --resume")
@@ -339,3 +340,40 @@ def test_a_truncated_shard(data_dir: Path, tmp_path: Path, tiny: Callable, keep:
     refused(tiny({"data": {"path": str(data)}}), tmp_path / "run", re.escape(str(shard)))
 
 
+
+
+def test_files_that_resuming_does_not_need_may_be_lost(interrupted: Path, tiny: Callable) -> None:
+    (interrupted / "record.json").write_text("{", encoding="utf-8")
+    next(interrupted.glob("tokenizer.*")).unlink()
+    record = train(tiny(), interrupted, resume=True)
+    assert record.status == "finished" and load_tokenizer(interrupted).sha256 == record.data.tokenizer_sha256
+
+
+def test_attempts_are_all_recorded(interrupted: Path, tiny: Callable) -> None:
+    begun = read_record(interrupted).created_utc
+    record = train(tiny(), interrupted, resume=True)
+    assert record.created_utc == begun and [a["device"] for a in record.provenance["attempts"]] == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize("row", ["{}", "[1]", '{"step": 3}', '{"step": 3, "elapsed_s": "a", "loss": 1.0, "step_ms": 2.0}', "not json",
+                                 '{"event": "resume"}', '{"step": 3, "elapsed_s": 1.0, "loss": 1.0}'])
+def test_a_damaged_metrics_row_is_refused_before_training(interrupted: Path, tiny: Callable, row: str) -> None:
+    path = interrupted / "metrics.jsonl"
+    path.write_text(row + "\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(ValueError, match="metrics.jsonl.*start a new run"):
+        train(tiny(), interrupted, resume=True)
+    assert read_record(interrupted).status == "crashed"
+
+
+def test_metrics_that_are_gone_are_not_free_time(interrupted: Path, tiny: Callable) -> None:
+    (interrupted / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="metrics.jsonl has no row"):
+        train(tiny(), interrupted, resume=True)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, tiny: Callable) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        record = train(tiny(), tmp_path / "run", console=SteadyConsole(file=closed, force_terminal=False))
+    assert record.status == "finished" and record.training.num_steps == 12

@@ -258,7 +258,7 @@ def test_a_checkpoint_whose_weights_give_no_finite_loss_is_not_called_good(tmp_p
 
 
 def test_an_absurd_learning_rate_diverges(tmp_path: Path, tiny: Callable, record_of: Callable) -> None:
-    with pytest.raises(RunFailed, match="none was written yet; lower the learning rates") as caught:
+    with pytest.raises(RunFailed, match="No good checkpoint was written before; lower the learning rates") as caught:
         train(tiny({"optim": {"matrix_lr": 1e30, "scalar_lr": 1e30}}), tmp_path / "run")
     assert caught.value.code == 1 and record_of(tmp_path / "run")["status"] == "diverged"
 
@@ -332,6 +332,7 @@ def test_a_lost_budget_is_not_given_back(tmp_path: Path, tiny: Callable, monkeyp
         if self.clock.elapsed_s > 0.4:
             raise SystemExit
 
+    monkeypatch.setattr("bitsperbyte.golf.train.MAX_UNSAVED_SHARE", 100.0)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_finish_step", die)
         with pytest.raises(SystemExit):
@@ -388,3 +389,30 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_earlier_checkpoint(
     assert checkpoint_module.load_checkpoint(tmp_path / "run").step == 4
     train(tiny(), tmp_path / "run", resume=True)
     assert losses(tmp_path / "run") == losses(reference)
+
+
+@pytest.mark.parametrize("share, saved", [(0.05, True), (100.0, False)])
+def test_a_short_run_is_saved_in_time(tmp_path: Path, tiny: Callable, monkeypatch: pytest.MonkeyPatch,
+                                         share: float, saved: bool) -> None:
+    """At checkpoint_every_s of a minute, a run of one second would lose everything to a kill; a run that lost all its budget before
+    a checkpoint has nothing to show and says so."""
+    config = tiny({"schedule": {"wallclock_s": 1.0, "max_steps": None, "warmdown": {"steps": None, "fraction": 0.0}},
+                   "train": {"checkpoint_every_steps": None}})
+    original = Trainer._finish_step
+
+    def die_at_the_end(self: Trainer, loss: float, began_s: float, scale: float) -> None:
+        original(self, loss, began_s, scale)
+        if self.clock.elapsed_s > 1.0:
+            raise SystemExit
+
+    monkeypatch.setattr("bitsperbyte.golf.train.MAX_UNSAVED_SHARE", share)
+    monkeypatch.setattr(Trainer, "_finish_step", die_at_the_end)
+    with pytest.raises(SystemExit):
+        train(config, tmp_path / "run")
+    if saved:
+        record = train(config, tmp_path / "run", resume=True)
+        assert record.status == "finished" and record.training.num_steps > 0 and record.training.charged_lost_s < 0.5
+    else:
+        with pytest.raises(RunFailed, match="nothing trained is left") as failed:
+            train(config, tmp_path / "run", resume=True)
+        assert (failed.value.code, failed.value.status) == (1, "crashed")

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -156,3 +157,15 @@ def test_a_damaged_record_is_not_passed_over(tmp_path: Path, run_dir: Path) -> N
     with pytest.raises(ValueError, match="is not JSON"):
         list(iter_records(tmp_path / "records"))
     assert list(iter_records(tmp_path / "nowhere")) == []
+
+
+def test_a_record_of_another_artifact_is_not_added(tmp_path: Path, run_dir: Path) -> None:
+    stated = hashlib.sha256(b"x" * 100).hexdigest()
+    write_record(run_dir / "record.json", make(artifact={"sha256": stated}))
+    assert read_record(add_record(run_dir, tmp_path / "records", "whole")).artifact.sha256 == stated
+    (run_dir / "artifact.bpb").write_bytes(b"y" * 100)
+    with pytest.raises(ValueError, match=r"artifact\.bpb has sha256 .* and the record beside it is of .*: put back"):
+        add_record(run_dir, tmp_path / "records", "other")
+    (run_dir / "artifact.bpb").unlink()  # a record may travel without its artifact
+    add_record(run_dir, tmp_path / "records", "alone")
+    assert [path.name for path, _ in iter_records(tmp_path / "records")] == ["2026-01-31_alone", "2026-01-31_whole"]

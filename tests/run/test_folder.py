@@ -85,6 +85,26 @@ def test_foreign_folder_and_file_are_refused_untouched(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "photos" / "cat.jpg" / "run", resume=False, kind="golf")
 
 
+@pytest.mark.parametrize("content", ["", "{}", '{"kind": "other"}', "not json"])
+def test_a_lock_of_another_program_does_not_make_a_folder_ours(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".lock").write_text(content)
+    (tmp_path / "cat.jpg").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"not of a run \(cat.jpg\)"):
+        RunFolder.open(tmp_path, resume=False, kind="golf")
+    assert names(tmp_path) == [".lock", "cat.jpg"] and (tmp_path / ".lock").read_text() == content
+
+
+@pytest.mark.parametrize("part", ["checkpoint", "metrics.jsonl", "record.json"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_lost_its_config_is_not_started_anew(tmp_path: Path, part: str, resume: bool) -> None:
+    begin(tmp_path / "r")
+    (tmp_path / "r" / "config.yaml").unlink()
+    (tmp_path / "r" / part).mkdir()
+    with pytest.raises(ValueError, match=rf"parts of a run \({part}\) .*restore config.yaml from record.json"):
+        RunFolder.open(tmp_path / "r", resume=resume, kind="golf")
+    assert names(tmp_path / "r") == [".lock", part]
+
+
 def test_a_start_that_fails_early_leaves_nothing_and_one_cut_short_may_start_again(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path / "r", resume=False, kind="golf"):
         raise ZeroDivisionError

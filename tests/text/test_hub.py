@@ -181,7 +181,6 @@ def test_the_challenge_from_the_hub(fake: FakeHub, challenge_files: dict[str, by
     assert (tmp_path / "data/fineweb_val_000000.bin").read_bytes() == content
     assert not any("sp8192" in path or "000002" in path for path in fake.fetched())
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
-        ".lock",
         "fineweb_1024_bpe.model",
         "fineweb_train_000000.bin",
         "fineweb_train_000001.bin",

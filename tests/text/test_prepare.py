@@ -56,7 +56,6 @@ def test_documents_come_back_in_order_and_the_manifest_counts_them(source: Path,
         DataFolder.open(tmp_path / "out").verify(split)
     assert manifest["proof"]["train"]["lost_bytes"] == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        ".lock",
         "manifest.json",
         "tokenizer.json",
         "train_000000.bin",
@@ -171,6 +170,7 @@ def test_an_interrupted_preparation_starts_over_cleanly(
         ([], {}, "no document"),
         ([" ", "\n"], {}, "no document"),
         (["one"], {}, "a single document"),
+        (["one"], {"tokenizer": "train:512"}, "a single document"),
         (TEXTS[:3], {"val_fraction": 1e-9}, "raise --val-fraction"),
         (TEXTS[:3], {"val_docs": 3}, "none is left to train on"),
         (TEXTS, {"val_docs": 0}, "--val-docs must be at least 1"),
@@ -200,12 +200,12 @@ def test_refusals(tmp_path: Path, texts: list[str], options: dict, sentence: str
 def test_folders_that_are_not_for_data(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is a file"):
         prepare(str(source), "byte", source)
-    with pytest.raises(ValueError, match="is not empty .it holds source.jsonl."):
+    with pytest.raises(ValueError, match="lies inside --out"):
         prepare(str(source), "byte", tmp_path)
     assert source.exists()
     out = tmp_path / "out"
     out.mkdir()
-    with open(out / ".lock", "w") as lock:
+    with open(out / ".preparing.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another process"):
             prepare(str(source), "byte", out)
@@ -216,6 +216,40 @@ def test_folders_that_are_not_for_data(source: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ValueError, match="MB are free"):
         prepare(str(source), "byte", tmp_path / "other")
+
+
+def test_files_of_the_user_are_never_deleted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def interrupt(*row: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(str(source), "byte", out, shard_tokens=1000, progress=interrupt)
+    assert (out / ".preparing.json").exists() and not (out / ".preparing.lock").exists()
+    mine = jsonl(out / "mine.jsonl", TEXTS)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    model = str(tmp_path / "out/../out/tokenizer.model")
+    for arguments in ({"source": str(mine)}, {"val_source": str(out)}, {"tokenizer": model}):
+        with pytest.raises(ValueError, match="lies inside --out"):
+            prepare(**{"source": str(source), "tokenizer": "byte", "out": out, **arguments})
+    with pytest.raises(ValueError, match="is not empty .it holds mine.jsonl."):
+        prepare(str(source), "byte", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    mine.unlink()
+    prepare(str(source), "byte", out)
+
+
+def test_a_refused_call_leaves_nothing(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "one.jsonl", ["one"])
+    (tmp_path / "mine").mkdir()
+    for tokenizer in ("byte", "train:512"):
+        for name in ("new", "mine"):
+            with pytest.raises(ValueError, match="a single document"):
+                prepare(str(source), tokenizer, tmp_path / name)
+    assert not (tmp_path / "new").exists() and not list((tmp_path / "mine").iterdir())
 
 
 def test_the_command(source: Path, tmp_path: Path) -> None:
@@ -316,5 +350,5 @@ def test_a_folder_holds_one_tokenizer_however_it_came(source: Path, tmp_path: Pa
     assert second["tokenizer"] == first["tokenizer"]
     for name in ("first", "second"):
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == [
-            ".lock", "manifest.json", "tokenizer.model", "train_000000.bin", "val_000000.bin"]
+            "manifest.json", "tokenizer.model", "train_000000.bin", "val_000000.bin"]
         assert load_tokenizer(tmp_path / name).sha256 == first["tokenizer"]["sha256"]

@@ -141,6 +141,23 @@ def test_training_is_deterministic_and_quiet(trained, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_error_of_the_texts_comes_through_training_unchanged(tmp_path):
+    problem = ValueError("source.jsonl:40: this line is not JSON")
+
+    def texts():
+        yield from CORPUS
+        raise problem
+
+    with pytest.raises(ValueError) as caught:
+        train_sentencepiece(texts(), VOCAB_SIZE, tmp_path)
+    assert caught.value is problem and str(problem) == "source.jsonl:40: this line is not JSON"
+
+
+def test_likely_causes_of_a_large_loss_are_named(trained):
+    with pytest.raises(ValueError, match=r"tabs, line ends with \\r, runs of spaces"):
+        prove(trained, ["a     b\r\n" * 20])
+
+
 def test_training_uses_long_documents(trained, tmp_path):
     whole = train_sentencepiece([" ".join(CORPUS)], VOCAB_SIZE, tmp_path)
     assert whole.vocab_size == VOCAB_SIZE

@@ -127,7 +127,9 @@ def _print_result(record: Any, run_dir: Path) -> None:
         return  # under torchrun the main rank speaks for all
     t, a = record.training, record.artifact
     rows = [("status", record.status), ("steps / tokens", f"{t.num_steps:,} / {t.num_tokens:,}"),
-            ("training", f"{t.train_s:.1f} s, step p50 {t.step_ms_p50:.1f} ms, p95 {t.step_ms_p95:.1f} ms")]
+            ("training", f"{t.train_s:.1f} s")]
+    if t.step_ms_p50 is not None:
+        rows.append(("step", f"p50 {t.step_ms_p50:.1f} ms, p95 {t.step_ms_p95:.1f} ms"))
     if t.num_resumes:
         lost = f"{t.lost_steps} steps trained again, {t.charged_lost_s:.1f} s charged for them"
         rows.append(("resumed", f"{t.num_resumes} times, {lost}"))

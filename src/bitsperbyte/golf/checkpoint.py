@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,14 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], meta: d
         _sync_directory(directory)
     except OSError as error:
         if not committed:
-            partial.unlink(missing_ok=True)
-            listing.unlink(missing_ok=True)
+            for unfinished in (partial, listing):
+                with suppress(OSError):  # what is told below is why the writing failed
+                    unfinished.unlink(missing_ok=True)
+        advice = "make room, go on with --resume; earlier ones are whole"
+        if directory.exists() and not directory.is_dir():
+            advice = "it is a file where the folder of checkpoints belongs; move it away, go on with --resume"
         raise OSError(error.errno, f"cannot write the checkpoint of step {step}, {len(data):,} bytes, to {directory} "
-                      f"({error.strerror}): make room, go on with --resume; earlier ones are whole") from error
+                      f"({error.strerror}): {advice}") from error
     names = {e["file"] for e in kept}
     for old in directory.glob("step_*.safetensors*"):
         name = old.name.removesuffix(_TEMPORARY)
@@ -77,6 +82,9 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     written but none can be used.
     """
     directory = Path(folder) / "checkpoint"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{directory} is a file where the folder of checkpoints belongs: put the folder back, or start "
+                         "again in a new run folder")
     if not (directory / _LATEST).exists():
         stray = sorted(p.name for p in directory.glob("step_*.safetensors") if _FILE_NAME.fullmatch(p.name))
         if stray:
@@ -101,6 +109,8 @@ def _read_list(directory: Path) -> list[dict[str, Any]]:
     path = directory / _LATEST
     try:
         entries = json.loads(path.read_bytes())["kept"]
+        if not (isinstance(entries, list) and entries):
+            raise ValueError("it lists no checkpoint")
         for entry in entries:
             if not (_FILE_NAME.fullmatch(entry["file"]) and isinstance(entry["step"], int)
                     and isinstance(entry["sha256"], str) and isinstance(entry["num_bytes"], int)):
@@ -136,7 +146,8 @@ def _write_synced(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         raise
 
 

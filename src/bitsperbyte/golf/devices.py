@@ -13,10 +13,16 @@ from torch import Tensor
 from bitsperbyte.golf.model import ModelConfig, parameter_counts
 
 GIB = 2**30
+DEVICE_NAMES = ("auto", "cpu", "cuda")
 # Bytes of activations a token keeps for the backward pass, in units of (positions in order) * dim * bytes of the compute type.
 # On CUDA from the 10,940 MiB that the 9 x 512 baseline takes at 65,536 tokens (H200, compiled); the CPU keeps every
 # intermediate: 32 was measured on the demo model.
 ACTIVATIONS_CUDA, ACTIVATIONS_CPU = 18, 32
+# Without a backward pass a token has about 12 * dim values alive at once (12.3 measured on a CPU, two blocks of width 64).
+EVALUATION_UNITS = 12
+# The boolean mask of limited attention on a CPU and the copies made of it, bytes for each pair of positions in a window: 11 measured,
+# whatever the number of heads and of windows in the batch.
+MASK_BYTES = 11
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ class Ranks:
 
 
 def join_ranks(device_name: str) -> Ranks:
-    """The ranks that torchrun started, or a single one. `device_name` is auto, cpu or cuda; ValueError when a GPU is asked for and
-    there is none."""
+    """The ranks that torchrun started, or a single one. `device_name` is auto, cpu or cuda; ValueError for another name, and when a GPU
+    is asked for and there is none."""
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = pick_device(device_name, local_rank)
@@ -74,7 +80,9 @@ def join_ranks(device_name: str) -> Ranks:
 
 
 def pick_device(device_name: str, local_rank: int = 0) -> torch.device:
-    """cuda:local_rank or cpu; `auto` takes the GPU where there is one."""
+    """cuda:local_rank or cpu; `auto` takes the GPU where there is one. ValueError for any other name."""
+    if device_name not in DEVICE_NAMES:
+        raise ValueError(f"there is no device {device_name!r}: ask for one of {', '.join(DEVICE_NAMES)}")
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ValueError("the device asked for is cuda, and torch sees no GPU here: ask for cpu or auto (train.device in a config)")
     if device_name == "cpu" or not torch.cuda.is_available():
@@ -113,8 +121,18 @@ def expected_memory_bytes(config: ModelConfig, micro_batch_tokens: int, device_t
     return parameter_counts(config)["total"] * 4 * 7 + activations + logits
 
 
-def require_memory(config: ModelConfig, micro_batch_tokens: int, ranks: Ranks) -> None:
-    """ValueError before the start of a run that will not fit in the device's free memory."""
+def evaluation_memory_bytes(config: ModelConfig, eval_tokens: int, eval_window: int, device_type: str) -> int:
+    """Weights, gradients and two moments, which stay, plus the activations of one evaluation batch; on a CPU also what limited
+    attention takes for its mask."""
+    activations = eval_tokens * config.dim * EVALUATION_UNITS * (2 if device_type == "cuda" else 4)
+    masked = device_type != "cuda" and config.attention_window is not None and config.attention_window < eval_window
+    mask = eval_window**2 * MASK_BYTES if masked else 0
+    return parameter_counts(config)["total"] * 4 * 4 + activations + mask
+
+
+def require_memory(config: ModelConfig, micro_batch_tokens: int, ranks: Ranks, eval_tokens: int = 0, eval_window: int = 0) -> None:
+    """ValueError before the start of a run that will not fit in the device's free memory: a micro-batch of training, or a batch of
+    `eval_tokens` tokens in windows of `eval_window`."""
     needed = expected_memory_bytes(config, micro_batch_tokens, ranks.device.type)
     if ranks.device.type == "cuda":
         free = torch.cuda.mem_get_info(ranks.device)[0]
@@ -123,3 +141,7 @@ def require_memory(config: ModelConfig, micro_batch_tokens: int, ranks: Ranks) -
     if needed > free:
         raise ValueError(f"the run needs about {needed / GIB:.1f} GiB on {ranks.device} and {free / GIB:.1f} GiB are free; lower "
                          f"train.micro_batch_tokens (now {micro_batch_tokens}), which leaves the result as it is")
+    needed = evaluation_memory_bytes(config, eval_tokens, eval_window, ranks.device.type)
+    if eval_tokens and needed > free:
+        raise ValueError(f"the evaluation needs about {needed / GIB:.1f} GiB on {ranks.device} and {free / GIB:.1f} GiB are free; "
+                         f"lower eval.window or eval.batch_tokens (now a window of {eval_window} in batches of {eval_tokens} tokens)")

@@ -4,6 +4,7 @@ metrics.jsonl only grows. A step row holds `step`; a resume row holds `event: re
 after that step: `read_metrics` returns what counts.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Metrics:
 
 def read_metrics(path: Path) -> Metrics:
     """Read metrics.jsonl; an absent file is an empty run. A torn last line (the process died writing it) is left out."""
-    rows = read_jsonl(path)[0] if path.exists() else []
+    rows = _read_rows(path) if path.exists() else []
     steps: list[dict[str, Any]] = []
     validations: list[dict[str, Any]] = []
     num_lost, num_resumes, last_elapsed_s = 0, 0, 0.0
@@ -48,6 +49,31 @@ def read_metrics(path: Path) -> Metrics:
         elif "loss" in row:
             steps.append(row)
     return Metrics(steps, validations, num_lost, num_resumes, last_elapsed_s, steps[-1]["step"] if steps else 0)
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    advice = "restore the file from a copy, or start a new run"
+    try:
+        rows = read_jsonl(path)[0]
+    except ValueError as error:
+        raise ValueError(f"{error}; {advice}") from error
+    for number, row in enumerate(rows, 1):
+        if row.get("event") == "resume":
+            needed = ("from_step", "elapsed_s")
+        else:
+            needed = ("step", "elapsed_s", "val_loss") if "val_loss" in row else ("step", "elapsed_s", "loss", "step_ms")
+        for key in needed:
+            if isinstance(row.get(key), bool) or not isinstance(row.get(key), (int, float)):
+                raise ValueError(f"{path}:{number}: the row has no number {key!r}, so it is damaged; {advice}")
+    return rows
+
+
+class SteadyConsole(Console):
+    """A console whose reader may go away: the run goes on, and its files hold everything."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class RunLog:
@@ -67,7 +93,7 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         if self.active and self.console.is_terminal:
-            self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
+            self._bar = Progress(BarColumn(8 if self.console.width < 120 else 40), TextColumn("{task.fields[text]}"),
                                  console=self.console)
             self._task = self._bar.add_task("training", total=1.0, text="")
             self._bar.start()
@@ -134,6 +160,6 @@ class RunLog:
         step_s = row["elapsed_s"] / row["step"]
         left = [self.wallclock_s - row["elapsed_s"] if self.wallclock_s else float("inf"),
                 (self.max_steps - row["step"]) * step_s if self.max_steps else float("inf")]
-        bpb = f"  val bpb {self.val_bpb:.4f} at {self.bytes_per_token:.3f} bytes/token" if self.val_bpb is not None else ""
-        return (f"step {row['step']}  loss {row['loss']:.4f}{bpb}  {row['step_ms']:.1f} ms/step  "
+        bpb = f"  val bpb {self.val_bpb:.4f} ({self.bytes_per_token:.2f} B/token)" if self.val_bpb is not None else ""
+        return (f"step {row['step']}  loss {row['loss']:.4f}{bpb}  {row['step_ms']:.1f} ms  "
                 f"{max(0.0, min(left)):.0f} s left")

@@ -1,6 +1,7 @@
 """Score a finished run's artifact on a text or on prepared shards, and keep the score in its record if asked."""
 
 import hashlib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,22 +22,35 @@ OWN_LABELS = ("before_quantisation", "artifact")
 
 
 def trained_window(run_dir: Path) -> int:
-    """The window that the run's config scores with: eval.window, or the sequence length it trained on."""
-    config = read_yaml(run_dir / "config.yaml")
-    return int(config["eval"]["window"] or config["train"]["seq_len"])
+    """The window that the run's config scores with: eval.window, or the sequence length it trained on.
+    ValueError naming the file where it states neither."""
+    path = run_dir / "config.yaml"
+    config = read_yaml(path)
+    try:
+        return int(config["eval"]["window"] or config["train"]["seq_len"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not give eval.window or train.seq_len as a run's config does: restore it from a copy of the "
+                         "run") from error
 
 
 def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = None, window: int | None = None,
               stride: int | None = None, isolated: bool = False, drop_tail: bool = False, label: str | None = None,
               device_name: str = "auto", show_progress: bool = True) -> ScoreRow:
     """The score of run_dir's artifact on `text` (documents, each after a BOS), on the validation split of the shards in `data`, or by
-    default on the run's own validation split. ValueError for a text that the tokenizer cannot account for."""
+    default on the run's own validation split. ValueError for a text that the tokenizer cannot account for, and, with a label, where the
+    record is another artifact's; without one that is a warning."""
     if text and data:
         raise ValueError("give either --text or --data, not both")
+    if label is not None and not label.strip():
+        raise ValueError("--label is empty: give the score a name, or leave the option out")
     if label in OWN_LABELS:
         raise ValueError(f"--label {label} is the label of a score that the run itself made: choose another")
     model, tokenizer, _ = load_run(run_dir)
-    record = _record_of_artifact(run_dir) if label else None
+    record = None
+    if label is not None:
+        record = _record_of_artifact(run_dir)
+    elif (run_dir / RECORD).exists():
+        _warn_of_another_record(run_dir)
     protocol = Protocol(trained_window(run_dir) if window is None else window, stride, "isolated" if isolated else "across", drop_tail)
     if stride and stride > protocol.window:
         raise ValueError(f"--stride {stride} must not exceed the window of {protocol.window} tokens")
@@ -53,8 +67,8 @@ def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = No
         task = bar.add_task(f"scoring {len(tokens):,} tokens", total=None)
         result = evaluate(model, tokens, tokenizer.table, tokenizer.bos_id, protocol,
                           progress=lambda done, total: bar.update(task, completed=done, total=total))
-    row = score_row(label or "evaluation", result, name, split)
-    if record:
+    row = score_row("evaluation" if label is None else label, result, name, split)
+    if record is not None:
         record.scores = [s for s in record.scores if s.label != label] + [row]
         write_record(run_dir / RECORD, record)
     return row
@@ -63,11 +77,26 @@ def score_run(run_dir: Path, *, text: Path | None = None, data: Path | None = No
 def _record_of_artifact(run_dir: Path) -> Record:
     """The run's record, refused where it is that of another artifact than the one in the folder."""
     record = read_record(run_dir / RECORD)
+    if difference := _difference(run_dir, record):
+        raise ValueError(f"{difference}: score it without --label")
+    return record
+
+
+def _warn_of_another_record(run_dir: Path) -> None:
+    """Scoring without a label leaves the record alone, so that one that is damaged or another artifact's only gives a warning."""
+    try:
+        problem = _difference(run_dir, read_record(run_dir / RECORD))
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        warnings.warn(f"{problem}; the score is of the artifact, and the record's own scores do not speak for it", stacklevel=3)
+
+
+def _difference(run_dir: Path, record: Record) -> str | None:
     found = hashlib.sha256((run_dir / ARTIFACT).read_bytes()).hexdigest()
     if record.artifact is None or record.artifact.sha256 != found:
-        raise ValueError(f"{run_dir / RECORD} is not the record of the {ARTIFACT} beside it (sha256 {found[:16]}...): score it "
-                         "without --label")
-    return record
+        return f"{run_dir / RECORD} is not the record of the artifact beside it, {ARTIFACT} (sha256 {found[:16]}...)"
+    return None
 
 
 def _encode_text(tokenizer: Tokenizer, text: Path) -> tuple[np.ndarray, str]:

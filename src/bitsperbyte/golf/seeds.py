@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, join_ranks
+from bitsperbyte.golf.logs import SteadyConsole
 from bitsperbyte.golf.session import RECORD, train
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
@@ -39,7 +38,7 @@ def train_seeds(configs: dict[int, GolfConfig], run_dir: Path, *, resume: bool =
 
 
 def _train_seeds(configs: dict[int, GolfConfig], run_dir: Path, resume: bool, ranks: Ranks) -> dict[int, Record]:
-    console = Console(stderr=True, quiet=not ranks.is_main)
+    console = SteadyConsole(stderr=True, quiet=not ranks.is_main)
     records: dict[int, Record] = {}
     for seed, config in configs.items():
         folder = run_dir / f"seed_{seed}"
@@ -53,7 +52,14 @@ def _train_seeds(configs: dict[int, GolfConfig], run_dir: Path, resume: bool, ra
             records[seed] = kept
         else:
             console.print(f"seed {seed} in {folder}", highlight=False)
-            records[seed] = train(config, folder, resume=resume and started, console=console, ranks=ranks)
+            try:
+                records[seed] = train(config, folder, resume=resume and started, console=console, ranks=ranks)
+            except RunFailed as failure:
+                if failure.status != "over_cap":
+                    raise
+                console.print(str(failure), highlight=False)  # the other seeds are still worth training
+                ranks.barrier()
+                records[seed] = read_record(path)
     bpbs = [row.bpb for record in records.values() for row in record.scores if row.label == "artifact"]
     if len(bpbs) > 1:
         spread = summarize(bpbs)

@@ -17,10 +17,11 @@ from rich.console import Console
 
 import bitsperbyte
 from bitsperbyte.golf.artifact import Ledger, read_artifact, write_artifact
+from bitsperbyte.golf.clock import agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
 from bitsperbyte.golf.evaluate import Evaluation, Protocol
-from bitsperbyte.golf.logs import RunLog, read_metrics
+from bitsperbyte.golf.logs import RunLog, SteadyConsole, read_metrics
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
 from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
@@ -45,7 +46,7 @@ def train(config: GolfConfig, run_dir: Path, *, resume: bool = False, console: C
     Raises ValueError for input that cannot work (before anything is trained) and RunFailed, with an exit code, for a run that
     was interrupted, diverged or ended over the cap; the folder then holds everything so far. `ranks`, where given, stay joined.
     """
-    console = console or Console(stderr=True)
+    console = console or SteadyConsole(stderr=True)
     joined = ranks or join_ranks(config.train.device)
     try:
         if not joined.is_main:
@@ -68,7 +69,9 @@ def _await_main(ranks: Ranks) -> None:
 
 def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: Ranks, resume: bool, console: Console) -> Record:
     began = time.perf_counter()
-    require_memory(config.model_dataclass(), config.train.micro_batch_tokens, ranks)
+    window = config.eval.window or config.train.seq_len
+    require_memory(config.model_dataclass(), config.train.micro_batch_tokens, ranks,
+                   eval_tokens=max(config.eval.batch_tokens, window), eval_window=window)
     data = DataFolder.open(Path(config.data.path), tokenizer_path=config.data.tokenizer)
     tokenizer = data.tokenizer
     if tokenizer.vocab_size != config.model.vocab_size:
@@ -85,14 +88,15 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         _open_identity(folder, config, data, tokenizer, resume)
         ranks.barrier()
     record = _new_record(config, data, tokenizer, ranks)
-    if folder and resume and (folder.path / RECORD).exists():
-        record.created_utc = read_record(folder.path / RECORD).created_utc  # when the run began
+    if folder and resume:
+        _continue_record(record, folder.path / RECORD, console)
+    _write(folder, record)
     log = RunLog(folder, console, max_steps=config.schedule.max_steps, wallclock_s=config.schedule.wallclock_s,
                  log_every=config.train.log_every)
     val_tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in data.shards("val")])
-    trainer = Trainer(config, ranks, run_dir, log, TokenStream(data.shards("train")), val_tokens, tokenizer)
+    trainer: Trainer | None = None
     try:
-        _write(folder, record)
+        trainer = Trainer(config, ranks, run_dir, log, TokenStream(data.shards("train")), val_tokens, tokenizer)
         _introduce(log, config, data, tokenizer, trainer)
         if resume:
             trainer.resume()
@@ -115,8 +119,14 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         record.status, record.error = "crashed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        _fill_training(record, trainer, run_dir, time.perf_counter() - began)
-        _write(folder, record)
+        for update in (lambda: _fill_training(record, trainer, run_dir, time.perf_counter() - began), lambda: _write(folder, record)):
+            try:
+                update()
+            except (OSError, ValueError) as error:
+                if record.status == "finished":
+                    raise
+                # said, not raised: the first error is the one that says why the run ended
+                console.print(f"{RECORD} could not be brought up to date: {error}", highlight=False)
         log.close()
     return record
 
@@ -127,9 +137,10 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
                 "versions": {"bitsperbyte": bitsperbyte.__version__, "torch": torch.__version__}}
     if resume:
         check_same_config(read_identity(folder.path), identity)
-        record = folder.path / RECORD
-        if record.exists() and read_record(record).status in ("finished", "over_cap"):
+        earlier = _readable_record(folder.path / RECORD)
+        if earlier and earlier.status in ("finished", "over_cap"):
             raise ValueError(f"the run in {folder.path} is finished: see its record.json, or take another --run-dir")
+        tokenizer.save(folder.path)  # the same one, as the identity says: the copy may have been lost
         return
     folder.write_json_atomic(IDENTITY, identity)
     tokenizer.save(folder.path)
@@ -162,6 +173,30 @@ def _new_record(config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, rank
                   command=facts["command"], config=config.model_dump(mode="json"), config_sha256=config_hash(config),
                   provenance={**facts, **describe_device(ranks.device, ranks.world_size)}, seed=config.train.seed,
                   data=_data_identity(data, tokenizer))
+
+
+def _readable_record(path: Path) -> Record | None:
+    """A record that is there and whole. Resuming needs the checkpoint and the metrics, not this file: a new one is written."""
+    try:
+        return read_record(path) if path.exists() else None
+    except ValueError:
+        return None
+
+
+def _continue_record(record: Record, path: Path, console: Console) -> None:
+    """Keep when the run began, and on what each attempt ran: a run begun on eight GPUs and ended on one is not a run on one."""
+    earlier = _readable_record(path)
+    if earlier is None:
+        console.print(f"{path} is missing or damaged: it is written anew", highlight=False)
+        return
+
+    def attempt(of: Record) -> dict[str, Any]:
+        names = ("commit", "dirty", "device", "num_devices", "source_sha256")
+        return {"command": of.command, **{name: of.provenance.get(name) for name in names}}
+
+    record.created_utc = earlier.created_utc
+    attempts = earlier.provenance.get("attempts") or [attempt(earlier)]
+    record.provenance = {**record.provenance, "attempts": [*attempts, attempt(record)]}
 
 
 def _write(folder: RunFolder | None, record: Record) -> None:
@@ -201,7 +236,7 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
     config, ranks, log = trainer.config, trainer.ranks, trainer.log
     protocol, tokenizer = protocol_of(config), trainer.tokenizer
     tokens = trainer.val_tokens[: config.eval.max_tokens]
-    split = data.split_sha256("val") + (f":first-{len(tokens)}" if config.eval.max_tokens else "")
+    split = data.split_sha256("val") + (f":first-{len(tokens)}" if len(tokens) < len(trainer.val_tokens) else "")
 
     def score(label: str) -> Evaluation:
         log.say(f"scoring {label.replace('_', ' ')}: {len(tokens):,} tokens, {protocol.describe()}")
@@ -234,9 +269,10 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
     log.line(f"{tag} val_loss:{loss:.4f} val_bpb:{bpb:.4f} eval_time:{result.seconds * 1e3:.0f}ms")
     log.line(f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}")
     record.status = "finished"
-    if ranks.is_main and ledger.margin_bytes < 0:
-        raise RunFailed(f"the artifact is over the cap: {ledger.total_bytes:,} of {ledger.cap_bytes:,} bytes, "
-                        f"{-ledger.margin_bytes:,} too many; take fewer or narrower blocks, artifact.scheme int6, or another codec",
+    over = int(agree_max([float(-ledger.margin_bytes) if ranks.is_main else 0.0])[0])  # all ranks end alike
+    if over > 0:
+        raise RunFailed(f"the artifact is over the cap: {over:,} bytes too many, code included; take "
+                        f"fewer or narrower blocks, artifact.scheme int6, or another codec",
                         EXIT_FAILED, "over_cap")
 
 
@@ -259,7 +295,9 @@ def artifact_section(path: Path, ledger: Ledger, config: GolfConfig) -> dict[str
             "codec": config.artifact.codec, "payload_bytes": payload_bytes(shapes, config.artifact.scheme), **ledger.to_dict()}
 
 
-def _fill_training(record: Record, trainer: Trainer, run_dir: Path, total_s: float) -> None:
+def _fill_training(record: Record, trainer: Trainer | None, run_dir: Path, total_s: float) -> None:
+    if trainer is None:
+        return  # it failed while it was being built
     metrics = read_metrics(run_dir / "metrics.jsonl")
     config = trainer.config
     step_ms = np.array([row["step_ms"] for row in metrics.steps]) if metrics.steps else None

@@ -29,6 +29,9 @@ from bitsperbyte.run.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINAT
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.tokenizers import Tokenizer
 
+# Of the wall-clock budget, the most that may lie between two checkpoints, whatever train.checkpoint_every_s says.
+MAX_UNSAVED_SHARE = 0.05
+
 
 @dataclass
 class Trainer:
@@ -44,7 +47,7 @@ class Trainer:
     step: int = 0
     finished: str | None = None  # why training ended: wallclock_cap or max_steps
     phases_s: dict[str, float] = field(default_factory=dict)
-    last_good: str = "none was written yet"  # the newest checkpoint from whose weights a finite loss came
+    last_good: str | None = None  # the newest checkpoint from whose weights a finite loss came
     _unproven: str | None = None  # a newer one that has had no step yet
     _checkpoint_at: float = 0.0
 
@@ -161,6 +164,9 @@ class Trainer:
             self.phases_s = dict(checkpoint.meta["phases_s"])
             self.loader = self._loader(checkpoint.meta["position"])
             self._unproven = f"that of step {checkpoint.step}"
+        if checkpoint and checkpoint.step and not metrics.steps:
+            raise ValueError(f"{self.run_dir / 'metrics.jsonl'} has no row of {checkpoint.step} steps, so the seconds that lost "
+                             "steps took are not known: restore it from a copy, or start a new run")
         charged = max(0.0, metrics.last_elapsed_s - self.clock.elapsed_s) if not self.finished else 0.0
         self.clock.charge(charged)
         self.ranks.barrier()  # all ranks have read the rows before the main one adds its own
@@ -168,6 +174,9 @@ class Trainer:
         lost = max(0, metrics.last_step - self.step)
         self.log.say(f"resumed at step {self.step}: {lost} steps are trained again, and the {charged:.1f} s they had taken stay "
                      "charged to the budget")
+        if self.step == 0 and is_finished(self.schedule, 0, self.clock.elapsed_s):
+            raise RunFailed("the whole budget went into steps that were lost before the first checkpoint, and nothing trained is left: "
+                            "start a new run in another folder", EXIT_FAILED, "crashed")
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -193,12 +202,14 @@ class Trainer:
     def run(self) -> None:
         """Train until a limit ends the run. Raises RunFailed for a loss that is not finite (exit code 1) and for SIGINT or SIGTERM
         (130, 143), after a checkpoint."""
-        every = self.config.eval.every_steps
+        every, every_s = self.config.eval.every_steps, self.config.train.checkpoint_every_s
+        if self.schedule.wallclock_s:  # a kill must never cost a short run most of its budget
+            every_s = min(every_s, MAX_UNSAVED_SHARE * self.schedule.wallclock_s)
         self._checkpoint_at = time.monotonic()
         with _catch_signals() as caught, self.log:
             batch = None
             while not self.finished:
-                due = time.monotonic() - self._checkpoint_at > self.config.train.checkpoint_every_s
+                due = time.monotonic() - self._checkpoint_at > every_s
                 every_steps = self.config.train.checkpoint_every_steps
                 due |= bool(every_steps and self.step and self.step % every_steps == 0)
                 began = self.clock.elapsed_s  # this rank's own: the ranks' clocks differ by a little
@@ -226,8 +237,9 @@ class Trainer:
                 loss = self.train_step(batch or self.next_batch(), scale)
                 batch = self.next_batch()  # fetched while the device still computes
                 self._finish_step(loss.item(), began, scale)
-            if caught[0]:  # it came during the last checkpoint
-                self._raise_interrupted(caught[0])
+            during_last_checkpoint = int(agree_max([float(caught[0])])[0])
+            if during_last_checkpoint:
+                self._raise_interrupted(during_last_checkpoint)
 
     def _stop_clock(self) -> None:
         if self.clock.running:  # it stands still before the first step
@@ -245,8 +257,8 @@ class Trainer:
                        "lr_scale": scale, "tokens": self.step * self.config.train.batch_tokens})
 
     def raise_diverged(self, what: str) -> NoReturn:
-        raise RunFailed(f"{what}: training diverged. The last good checkpoint is {self.last_good}; lower the learning rates and "
-                        "start a new run", EXIT_FAILED, "diverged")
+        good = f"The last good checkpoint is {self.last_good}" if self.last_good else "No good checkpoint was written before"
+        raise RunFailed(f"{what}: training diverged. {good}; lower the learning rates and start a new run", EXIT_FAILED, "diverged")
 
     def _validate_paused(self, elapsed: float) -> None:
         with self.clock.paused():

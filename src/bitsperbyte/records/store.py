@@ -1,5 +1,6 @@
 """Records on disk: read and written one by one, and collected under records/<track>/<date>_<slug>/."""
 
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from bitsperbyte.records.schema import SCHEMA_VERSION, Record
 from bitsperbyte.run.config import error_sentences
 from bitsperbyte.run.folder import lock_holder, write_atomic
 
-RECORD = "record.json"
+RECORD, ARTIFACT = "record.json", "artifact.bpb"
 # What else is evidence. metrics.jsonl of a long run is large, and the record holds what was drawn from it.
 EVIDENCE = ("config.yaml", "train.log", "metrics.jsonl")
 MAX_EVIDENCE_BYTES = 2 * 2**20
@@ -73,12 +74,14 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
     """Copy a run's record, config and log to `root`/<track>/<date>_<slug>/ and return that folder.
 
     The slug is the run's name and seed unless given. The folder appears whole or not at all. Raises ValueError for a
-    run that is still in use, has no record, or whose place is taken: an earlier record is never overwritten.
+    run that is still in use, has no record or one of another artifact than the folder's, or whose place is taken: an earlier record
+    is never overwritten.
     """
     run_dir = Path(run_dir)
     if holder := lock_holder(run_dir):
         raise ValueError(f"{run_dir} is in use by {holder}: add the record when the run has ended")
     record = read_record(run_dir)
+    _check_artifact(run_dir / ARTIFACT, record)
     if slug is None:
         slug = record.name if record.seed is None else f"{record.name}_seed{record.seed}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", slug):
@@ -101,6 +104,19 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder
+
+
+def _check_artifact(path: Path, record: Record) -> None:
+    """ValueError where the record states the hash of another artifact than the one that lies beside it."""
+    stated = record.artifact.sha256 if record.artifact else None
+    if stated is None or not path.is_file():
+        return
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != stated:
+        raise ValueError(
+            f"{path} has sha256 {found[:16]}... and the record beside it is of {stated[:16]}...: put back the artifact "
+            "that was recorded, or run again"
+        )
 
 
 def _record_file(path: Path) -> Path:

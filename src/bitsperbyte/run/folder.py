@@ -21,6 +21,7 @@ from bitsperbyte.run.config import config_diff
 CONFIG = "config.yaml"  # written last by a run that begins: its presence says that the folder holds a run
 LOCK = ".lock"
 _TEMPORARY = ".partial"
+_PARTS = ("checkpoint", "metrics.jsonl", "record.json")  # written only after config.yaml
 _MAX_DIFFERENCES = 10
 
 
@@ -149,9 +150,13 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file, and a run needs a folder: give another --run-dir")
         existed = path.exists()
+        parts = [name for name in _PARTS if (path / name).exists()]
+        if parts and not (path / CONFIG).exists():
+            raise ValueError(f"{path} holds parts of a run ({', '.join(parts)}) and no {CONFIG}: restore {CONFIG} from "
+                             "record.json, or take another --run-dir")
         if resume and not (path / CONFIG).exists():
             raise ValueError(f"{path} holds no run to resume (no {CONFIG}): start it without --resume")
-        if existed and not (path / LOCK).exists():
+        if existed and _owner_at(path / LOCK).get("kind") != kind:
             _refuse_foreign(path, resume)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -256,8 +261,8 @@ def require_disk_space(path: Path | str, num_bytes: int, what: str) -> None:
 
 
 def _refuse_foreign(path: Path, resume: bool) -> None:
-    """A folder without our lock file must be empty, or hold a run (copied without its lock)."""
-    strangers = sorted(p.name for p in path.iterdir())
+    """A folder without a lock of this kind of run must be empty, or hold a run (copied without its lock)."""
+    strangers = sorted(p.name for p in path.iterdir() if p.name != LOCK or not p.is_file())
     if strangers and CONFIG not in strangers:
         shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
         raise ValueError(f"{path} holds files that are not of a run ({shown}): give an empty or new --run-dir")
@@ -301,6 +306,17 @@ def _read_owner(descriptor: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def _owner_at(lock: Path) -> dict[str, Any]:
+    """What a lock file says, locked or not; empty for one that is absent or that another program made."""
+    if not lock.is_file():
+        return {}
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_owner(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _owner_in_words(owner: dict[str, Any]) -> str:

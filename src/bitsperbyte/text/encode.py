@@ -118,12 +118,13 @@ def write_splits(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, out
             progress("encoding documents", sum(num_documents.values()), None)
         for split, count in num_documents.items():
             if count == 0:
-                raise ValueError(_empty_split(split, sum(num_documents.values()), has_val_source))
-            writers[split].finish()
+                raise ValueError(empty_split(split, sum(num_documents.values()), has_val_source))
+        proofs = {split: provers[split].result().to_dict() for split in SPLITS}  # may refuse: before a file is finished
+        for writer in writers.values():
+            writer.finish()
     finally:
         for writer in writers.values():
             writer.abandon()
-    proofs = {split: provers[split].result().to_dict() for split in SPLITS}
     entries = {split: {"files": writers[split].rows, "num_documents": num_documents[split],
                        "num_tokens": sum(row["num_tokens"] for row in writers[split].rows),
                        "num_bytes": proofs[split]["raw_bytes"], "counted_bytes": proofs[split]["counted_bytes"]}
@@ -143,7 +144,8 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
         yield batch
 
 
-def _empty_split(split: str, num_documents: int, has_val_source: bool) -> str:
+def empty_split(split: str, num_documents: int, has_val_source: bool) -> str:
+    """Why a split has no document, and what to do about it."""
     if has_val_source and split == "val":
         return "the source given as --val-source holds no document that is more than whitespace"
     if has_val_source:

@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bitsperbyte.text import corpora, hub
-from bitsperbyte.text.encode import Progress, Splitter, write_splits
+from bitsperbyte.text.encode import Progress, Splitter, empty_split, write_splits
 from bitsperbyte.text.shards import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, STATE, DataFolder, open_shard
 from bitsperbyte.text.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_sentencepiece
 
@@ -31,6 +32,10 @@ HUB_SOURCES = ("fineweb", "challenge")
 DEFAULT_VAL_FRACTION = 0.05
 TRAIN_TOKENIZER_BYTES = 200_000_000  # of train text that a new tokenizer is trained on
 _DOWNLOADS = ".download"
+_LOCK = ".preparing.lock"  # not the lock of a run folder, so that neither is taken for the other
+# Only what matches this, or is noted in the state file as fetched, is ever deleted.
+_WRITTEN = re.compile(r"(train|val)_\d{6}\.bin(\.tmp)?|tokenizer\.(model|json)|trained_\d+\.model|manifest\.json\.tmp"
+                      r"|\.preparing\.json\.tmp|\.tokenizer\.(model|json)\.\d+\.part")
 
 
 @dataclass(frozen=True)
@@ -110,16 +115,22 @@ def prepare(source: str, tokenizer: str | None = None, out: Path | str = "data",
     tokenizer = tokenizer or (hub.CHALLENGE_TOKENIZER if source == "challenge" else "train:1024")
     request = Request(str(source), tokenizer, val_fraction, val_docs, limit_docs, shard_tokens, field, seed, revision,
                       num_shards, None if val_source is None else str(val_source))
-    parameters = request.parameters()
     out, progress = Path(out), progress or (lambda what, done, total: None)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder for the data")
+    _refuse_inputs_inside(out, request)
+    parameters = request.parameters()
+    created = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
+    with _locked(out, created):
         if (out / MANIFEST).exists():
             return _same_manifest(out, parameters)
         state = _State.open(out, request, parameters)
-        made = (_fetch_challenge if source == "challenge" else _encode_documents)(out, state, progress)
+        try:
+            made = (_fetch_challenge if source == "challenge" else _encode_documents)(out, state, progress)
+        except ValueError:
+            _forget_if_nothing_is_done(out, state)
+            raise
         manifest = {"format": FORMAT, "version": FORMAT_VERSION, "source": parameters["source"], **made,
                     "parameters": parameters}
         _write_json(out / MANIFEST, manifest)
@@ -139,15 +150,38 @@ def tokenizer_kind(tokenizer: str) -> str:
     return "challenge" if re.fullmatch(r"sp\d+", tokenizer) else "file"
 
 
+def _refuse_inputs_inside(out: Path, request: Request) -> None:
+    """What is read must not lie where shards are written and unfinished ones are deleted."""
+    inputs = [("--source", request.source)] if request.source not in HUB_SOURCES else []
+    if request.val_source is not None:
+        inputs.append(("--val-source", request.val_source))
+    inputs = [(option, path) for option, path in inputs if path != corpora.EMBEDDED]
+    if tokenizer_kind(request.tokenizer) == "file":
+        inputs.append(("--tokenizer", request.tokenizer))
+    for option, path in inputs:
+        if Path(path).resolve().is_relative_to(out.resolve()):
+            raise ValueError(f"{option} {path} lies inside --out {out}, which must hold nothing but the prepared data; "
+                             "name another --out, or move the input out of it")
+
+
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    with open(out / ".lock", "w") as lock:
+def _locked(out: Path, created: bool) -> Iterator[None]:
+    """Hold the folder's lock and remove the lock file at the end; with `created`, also the folder if it is empty then."""
+    path = out / _LOCK
+    with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{out}: another process is preparing this folder; wait for it or name another "
-                             "--out") from None
-        yield
+            is_current = os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+        except (BlockingIOError, FileNotFoundError):  # the second: its owner ended, and removed it, just now
+            is_current = False
+        if not is_current:
+            raise ValueError(f"{out}: another process is preparing this folder; wait for it or name another --out")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if created and not any(out.iterdir()):
+                out.rmdir()
 
 
 def _same_manifest(out: Path, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -176,18 +210,18 @@ class _State:
     def open(cls, out: Path, request: Request, parameters: dict[str, Any]) -> _State:
         path = out / STATE
         if not path.exists():
-            foreign = [file.name for file in out.iterdir() if file.name not in (".lock", _DOWNLOADS, STATE + ".tmp")]
-            if foreign:
-                raise ValueError(f"{out} is not empty (it holds {foreign[0]}) and has no manifest.json; name an empty "
-                                 "folder as --out")
+            _refuse_foreign(out, lambda name: name == STATE + ".tmp")
             saved = {}
         else:
             try:
                 saved = json.loads(path.read_text(encoding="utf-8"))
                 kept = {name: saved[name] for name in ("commits", "listings", "done")}
                 before = saved["parameters"]
+                fetched = set(kept["done"])
             except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path} is damaged; delete the folder {out} and prepare again") from None
+                raise ValueError(f"{path} is damaged; name another --out, or delete {path} and the shards beside it and "
+                                 "prepare again") from None
+            _refuse_foreign(out, lambda name: name in fetched or _WRITTEN.fullmatch(name) is not None)
             saved = kept if before == parameters else {"done": kept["done"]}
         state = cls(path, request, parameters, **saved)
         state.save()
@@ -216,7 +250,7 @@ def _fetch_challenge(out: Path, state: _State, progress: Progress) -> dict[str, 
         return [hub.challenge_tokenizer(listing, name), *val, *train]
 
     commit, files = state.pinned(hub.CHALLENGE_REPO, request.revision, choose)
-    _clear(out, keep={Path(file.path).name for file in files})
+    _clear(out, state, keep={Path(file.path).name for file in files})
     _require_space(out, sum(file.num_bytes for file in files if not (out / Path(file.path).name).exists()))
     missing = []
     for file in files:
@@ -259,7 +293,7 @@ def _count_shards(paths: list[Path], tokenizer: Tokenizer, progress: Progress) -
 def _encode_documents(out: Path, state: _State, progress: Progress) -> dict[str, Any]:
     request = state.request
     skipped: Counter[str] = Counter()
-    _clear(out, keep=set())
+    _clear(out, state, keep=set())
     revision = None
     if request.source == "fineweb":
         files = _fineweb_paths(out, state, progress)
@@ -280,6 +314,10 @@ def _encode_documents(out: Path, state: _State, progress: Progress) -> dict[str,
         val = corpora.iter_documents(val_source, field=request.field, skipped=counts) if val_source else ()
         return splitter.split(train_or_all(counts), val)
 
+    if tokenizer_kind(request.tokenizer) == "train" and request.val_source is None:
+        num_documents = sum(1 for _ in islice(train_or_all(Counter()), 2))
+        if num_documents < 2:  # said here, as training on so little fails for a reason that would mislead
+            raise ValueError(empty_split("val", num_documents, False))
     tokenizer = _tokenizer(out, state, lambda: _train_texts(split(_splitter(request), Counter())), progress)
     splitter = _splitter(request)
     splits, proofs = write_splits(split(splitter, skipped), tokenizer, out, request.shard_tokens, progress,
@@ -335,11 +373,29 @@ def _tokenizer_entry(tokenizer: Tokenizer, file_name: str) -> dict[str, Any]:
     return {"file": file_name, "name": tokenizer.name, "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size}
 
 
-def _clear(out: Path, keep: set[str]) -> None:
-    """Remove what an interrupted preparation wrote (nothing else can be in `out`)."""
-    for path in out.iterdir():
-        if path.name not in {*keep, STATE, ".lock", _DOWNLOADS} and path.is_file():
+def _refuse_foreign(out: Path, is_ours: Callable[[str], bool]) -> None:
+    """ValueError where `out` holds something that is not ours. A `.lock` is left by earlier versions."""
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in (".lock", _LOCK, STATE, _DOWNLOADS)
+                     and not (is_ours(path.name) and path.is_file()))
+    if foreign:
+        raise ValueError(f"{out} is not empty (it holds {foreign[0]}) and has no manifest.json; name an empty folder as "
+                         "--out")
+
+
+def _clear(out: Path, state: _State, keep: set[str]) -> None:
+    """Remove what an interrupted preparation wrote, and nothing else."""
+    for path in list(out.iterdir()):
+        ours = _WRITTEN.fullmatch(path.name) or path.name in state.done
+        if ours and path.name not in keep and path.is_file():
             path.unlink()
+
+
+def _forget_if_nothing_is_done(out: Path, state: _State) -> None:
+    """After a refusal, leave nothing behind unless a shard is finished or the hub was asked (its commit stays pinned)."""
+    asked = state.request.source in HUB_SOURCES and state.commits
+    if not asked and not any(path.suffix == ".bin" for path in out.iterdir()):
+        _clear(out, state, keep=set())
+        state.path.unlink(missing_ok=True)
 
 
 def _text_bytes(source: str) -> int:

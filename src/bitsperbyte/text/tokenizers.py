@@ -214,14 +214,24 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, out: Path | str, 
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
         raise ValueError(f"a vocabulary of {vocab_size} pieces is impossible: shards hold 16-bit ids, so choose at "
                          f"most {MAX_VOCAB_SIZE}")
-    model = io.BytesIO()
+    model, failures = io.BytesIO(), []
+
+    def sentences() -> Iterator[str]:
+        try:
+            yield from (text for text in texts if _utf8(text).strip())
+        except (Exception, KeyboardInterrupt) as error:  # SentencePiece would bury it in a message of its own
+            failures.append(error)
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(text for text in texts if _utf8(text).strip()), model_writer=model, model_type="bpe",
+            sentence_iterator=sentences(), model_writer=model, model_type="bpe",
             vocab_size=vocab_size, pad_id=0, bos_id=1, eos_id=2, unk_id=3, byte_fallback=True, split_digits=True,
             character_coverage=0.999, normalization_rule_name="nmt_nfkc", add_dummy_prefix=False,
             max_sentence_length=2**30, num_threads=num_threads, minloglevel=2)  # 2: errors only
     except RuntimeError as error:
+        if failures:
+            raise failures[0] from failures[0].__cause__
         raise ValueError(_training_failure(str(error), vocab_size)) from error
     out = Path(out)
     return SentencePieceTokenizer(_write(out if out.suffix == ".model" else out / MODEL_FILE, model.getvalue()))
@@ -314,8 +324,9 @@ class Prover:
                        f"encodes it ({proof.lost_bytes} of {proof.raw_bytes} bytes), so bits per byte are of the "
                        "changed text")
             if proof.lost_share > MAX_LOST_SHARE:
-                raise ValueError(f"{message}; above {MAX_LOST_SHARE:.0%} it is refused: clean the text (runs of "
-                                 "spaces, tabs, zero-width and full-width characters), or use the byte tokenizer")
+                raise ValueError(f"{message}; above {MAX_LOST_SHARE:.0%} it is refused: clean the text (likely "
+                                 "causes: tabs, line ends with \\r, runs of spaces, zero-width or full-width "
+                                 "characters), or use the byte tokenizer")
             warnings.warn(message, stacklevel=2)
         return proof
 
