@@ -168,17 +168,17 @@ def test_a_budget_in_seconds_ends_the_run(tmp_path: Path, tiny: Callable, record
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
         reference: Path, tmp_path: Path, tiny: Callable, losses: Callable, record_of: Callable, monkeypatch: pytest.MonkeyPatch,
         number: int, code: int) -> None:
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with monkeypatch.context() as patch:
         at_step(patch, 6, lambda trainer: os.kill(os.getpid(), number))
         with pytest.raises(RunFailed, match=r"at step 7, checkpoint written; go on with --resume") as caught:
             train(tiny(), tmp_path / "run")
     assert caught.value.code == code
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     record = record_of(tmp_path / "run")
     assert record["status"] == "interrupted" and record["training"]["num_steps"] == 7 and "--resume" in record["error"]
     assert checkpoint_module.load_checkpoint(tmp_path / "run").step == 7

@@ -17,6 +17,8 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from bitsperbyte.run.folder import sync_directory
+
 NUM_KEPT = 2
 _FILE_NAME = re.compile(r"step_\d{8,}\.safetensors")
 _LATEST = "latest.json"
@@ -51,12 +53,12 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], meta: d
         entry = {"file": path.name, "step": step, "sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
         kept = [entry, *earlier][:NUM_KEPT]
         _write_synced(partial, data)
-        _sync_directory(directory)  # no list may reach the disk before the name of the file that it vouches for
+        sync_directory(directory)  # no list may reach the disk before the name of the file that it vouches for
         _write_synced(listing, json.dumps({**entry, "kept": kept}, indent=2).encode())
         os.replace(listing, directory / _LATEST)
         committed = True
         os.replace(partial, path)
-        _sync_directory(directory)
+        sync_directory(directory)
     except OSError as error:
         if not committed:
             for unfinished in (partial, listing):
@@ -149,12 +151,3 @@ def _write_synced(path: Path, data: bytes) -> None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make new names in the directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

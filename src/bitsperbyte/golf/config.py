@@ -1,4 +1,5 @@
-"""The configuration of a golf run: one YAML file read into these models, where every default is stated once.
+"""The configuration of a golf run: one YAML file read into these models. The defaults of network and optimisers are those of their
+dataclasses; all others stand here.
 
 The sections become the frozen dataclasses that the bundled modules take (ModelConfig, OptimConfig, Schedule), so that nothing past
 this file knows of pydantic.
@@ -23,35 +24,35 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    vocab_size: int = 1024
-    dim: int = 512
-    num_heads: int = 8
-    num_kv_heads: int = 4
-    mlp_mult: int = 2
-    order: list[int] = [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    skips: list[tuple[int, int]] = [(3, 4), (2, 5), (1, 6), (0, 7)]
-    tie_embeddings: bool = True
-    rope_base: float = 10_000.0
-    logit_softcap: float = 30.0
-    qk_gain_init: float = 1.5
-    tied_embed_init_std: float = 0.005
-    attention_window: int | None = None
+    vocab_size: int = ModelConfig.vocab_size
+    dim: int = ModelConfig.dim
+    num_heads: int = ModelConfig.num_heads
+    num_kv_heads: int = ModelConfig.num_kv_heads
+    mlp_mult: int = ModelConfig.mlp_mult
+    order: list[int] = list(ModelConfig.order)
+    skips: list[tuple[int, int]] = list(ModelConfig.skips)
+    tie_embeddings: bool = ModelConfig.tie_embeddings
+    rope_base: float = ModelConfig.rope_base
+    logit_softcap: float = ModelConfig.logit_softcap
+    qk_gain_init: float = ModelConfig.qk_gain_init
+    tied_embed_init_std: float = ModelConfig.tied_embed_init_std
+    attention_window: int | None = ModelConfig.attention_window
 
 
 class OptimSection(Section):
-    matrix_lr: float = Field(0.04, gt=0)
-    scalar_lr: float = Field(0.04, gt=0)
-    embed_lr: float = Field(0.05, gt=0, description="0.6 when the embedding is not tied to the head, in the challenge")
-    head_lr: float = Field(0.008, gt=0, description="untied head only")
-    momentum: float = Field(0.95, ge=0, lt=1)
-    momentum_warmup_start: float = Field(0.85, ge=0, lt=1)
-    momentum_warmup_steps: int = Field(500, ge=0)
-    ns_steps: int = Field(5, ge=1, le=20)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    adam_eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0, description="decoupled, on the matrices that Muon steps, after the update")
-    grad_clip_norm: float = Field(0.0, ge=0, description="0 turns clipping off")
+    matrix_lr: float = Field(OptimConfig.matrix_lr, gt=0)
+    scalar_lr: float = Field(OptimConfig.scalar_lr, gt=0)
+    embed_lr: float = Field(OptimConfig.embed_lr, gt=0, description="0.6 when the embedding is not tied to the head, in the challenge")
+    head_lr: float = Field(OptimConfig.head_lr, gt=0, description="untied head only")
+    momentum: float = Field(OptimConfig.momentum, ge=0, lt=1)
+    momentum_warmup_start: float = Field(OptimConfig.momentum_warmup_start, ge=0, lt=1)
+    momentum_warmup_steps: int = Field(OptimConfig.momentum_warmup_steps, ge=0)
+    ns_steps: int = Field(OptimConfig.ns_steps, ge=1, le=20)
+    beta1: float = Field(OptimConfig.beta1, ge=0, lt=1)
+    beta2: float = Field(OptimConfig.beta2, ge=0, lt=1)
+    adam_eps: float = Field(OptimConfig.adam_eps, gt=0)
+    weight_decay: float = Field(OptimConfig.weight_decay, ge=0, description="decoupled, on the matrices, after the update")
+    grad_clip_norm: float = Field(OptimConfig.grad_clip_norm, ge=0, description="0 turns clipping off")
 
 
 class WarmdownSection(Section):

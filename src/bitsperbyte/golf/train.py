@@ -200,8 +200,8 @@ class Trainer:
             self.raise_diverged(f"the loss on the validation text is {loss} after step {self.step}")
 
     def run(self) -> None:
-        """Train until a limit ends the run. Raises RunFailed for a loss that is not finite (exit code 1) and for SIGINT or SIGTERM
-        (130, 143), after a checkpoint."""
+        """Train until a limit ends the run. Raises RunFailed for a loss that is not finite (exit code 1) and for SIGINT (130),
+        SIGTERM or SIGHUP (143), after a checkpoint."""
         every, every_s = self.config.eval.every_steps, self.config.train.checkpoint_every_s
         if self.schedule.wallclock_s:  # a kill must never cost a short run most of its budget
             every_s = min(every_s, MAX_UNSAVED_SHARE * self.schedule.wallclock_s)
@@ -272,10 +272,11 @@ class Trainer:
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """While training, SIGINT and SIGTERM only leave a note, so that the step in flight ends and a checkpoint is written. A second one
-    acts at once."""
+    """While training, SIGINT, SIGTERM and SIGHUP (a closed terminal, unless nohup ignores it) only leave a note, so that the step in
+    flight ends and a checkpoint is written. A second one acts at once."""
     caught = [0]
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                             if signal.getsignal(number) != signal.SIG_IGN}
 
     def note(number: int, frame: object) -> None:
         caught[0] = number

@@ -46,7 +46,7 @@ def write_atomic(path: Path | str, data: str | bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
@@ -351,7 +351,7 @@ def _explained(error: OSError, path: Path, action: str) -> OSError:
     return OSError(error.errno, f"cannot {action} {path}: {reason}")
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make a rename in the directory survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
