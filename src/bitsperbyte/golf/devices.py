@@ -15,9 +15,9 @@ from bitsperbyte.golf.model import ModelConfig, parameter_counts
 GIB = 2**30
 DEVICE_NAMES = ("auto", "cpu", "cuda")
 # Bytes of activations a token keeps for the backward pass, in units of (positions in order) * dim * bytes of the compute type.
-# On CUDA from the 10,940 MiB that the 9 x 512 baseline takes at 65,536 tokens (H200, compiled); the CPU keeps every
-# intermediate: 32 was measured on the demo model.
-ACTIVATIONS_CUDA, ACTIVATIONS_CPU = 18, 32
+# On CUDA, compiled, 17.3 and 20.2 follow from the peaks of the two H200 records (baseline, recurrent_v7); on a CPU the resident size
+# grew by 23.8 to 25.8 over three sizes (widths 192 and 512, 2,048 to 8,192 tokens). Rounded up: it guards against running out.
+ACTIVATIONS_CUDA, ACTIVATIONS_CPU = 21, 27
 # Without a backward pass a token has about 12 * dim values alive at once (12.3 measured on a CPU, two blocks of width 64).
 EVALUATION_UNITS = 12
 # The boolean mask of limited attention on a CPU and the copies made of it, bytes for each pair of positions in a window: 11 measured,

@@ -21,7 +21,9 @@ from bitsperbyte.metric.bpb import Score
 from bitsperbyte.metric.windows import WindowPlan, plan_windows
 from bitsperbyte.text.tokenizers import ByteTable
 
-COMPILE_ABOVE_TOKENS = 200_000_000  # compiling costs half a minute, as much as this many tokens take without it
+# Uncompiled scoring put 1.3 (recurrent_v7) and 2.1 (baseline) million tokens a second through one H200: this many take about a minute.
+# Compiling costs some tens of seconds, so it is worth it only above; how much faster it then is was not measured.
+COMPILE_ABOVE_TOKENS = 100_000_000
 MAX_LOGIT_ROWS = 16_384  # scored positions put through the head at once: bounds the float32 logits to 0.5 GiB at 8,192 pieces
 
 

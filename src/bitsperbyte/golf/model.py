@@ -29,7 +29,7 @@ from torch import Tensor, nn
 CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights")
 
 # Head widths that flash attention's kernels are cut for. Zero-padding 72 (recurrent_v7) to 96 took a step of three of its blocks
-# from 186 to 143 ms (H200): between two widths the kernels check every element's bound.
+# from 186 to 143 ms (H200): presumably the kernels check bounds between two widths.
 FLASH_WIDTHS = (64, 96, 128)
 
 # A config read from an artifact is not trusted: these bounds keep a hostile one from asking for the machine's memory.
@@ -302,13 +302,14 @@ class GolfModel(nn.Module):
 
     def place(self, device: torch.device) -> "GolfModel":
         """Move to `device` and compute as that device does best: bfloat16 on CUDA, float32 elsewhere (a CPU without matrix units
-        takes 40 times longer in bfloat16)."""
+        takes 40 to 130 times longer in bfloat16)."""
         self.compute_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         return self.to(device)
 
     def prepare(self, num_positions: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], Any]:
         """Rotary table and attention mask (None for full causal attention) for this length, built once. Call it before compiling:
-        traced into the network, the table's sines would be computed anew for every head (36% of a step on an H200)."""
+        traced into the network, the table's sines would be computed anew in the kernels that normalise and rotate every head, which
+        then took 36% of the device's time (H200, profiled before this was changed; what is left of it was not profiled)."""
         key = (num_positions, device)
         if key not in self._prepared:
             window = self.config.attention_window
