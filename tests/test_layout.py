@@ -42,7 +42,8 @@ WITHOUT_TORCH = {"records", "stats", "run", "cli", "__main__", ""}
 PYDANTIC_AT = {"run/config.py", "golf/config.py", "randopt/config.py", "records/schema.py", "records/store.py"}
 BUNDLE_PACKAGES = {"torch", "numpy", "sentencepiece"}
 BUNDLE_LAZY = {"zstandard", "brotli"}
-LAZY = {"ray", "vllm", "datasets", "matplotlib", "transformers", "huggingface_hub", "triton", "scipy"}
+LAZY = {"ray", "vllm", "datasets", "matplotlib", "transformers", "tokenizers", "huggingface_hub", "triton", "scipy",
+        "sympy", "math_verify"}
 LAZY_FREE = {"randopt/noise_triton.py"}
 MAX_LINES = 500
 # modules tested with a neighbour: module -> the test file that does it, which must at least import its way there

@@ -17,11 +17,11 @@ from bitsperbyte.__main__ import guarded, run_command
 from bitsperbyte.golf import session as module
 from bitsperbyte.golf.artifact import read_artifact, write_artifact
 from bitsperbyte.golf.config import GolfConfig
-from bitsperbyte.golf.logs import SteadyConsole
 from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.session import load_run, train
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.store import read_record
+from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import read_jsonl
 from bitsperbyte.text.tokenizers import load_tokenizer
 

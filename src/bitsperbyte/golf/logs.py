@@ -4,7 +4,6 @@ metrics.jsonl only grows. A step row holds `step`; a resume row holds `event: re
 after that step: `read_metrics` returns what counts.
 """
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,14 +65,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             if isinstance(row.get(key), bool) or not isinstance(row.get(key), (int, float)):
                 raise ValueError(f"{path}:{number}: the row has no number {key!r}, so it is damaged; {advice}")
     return rows
-
-
-class SteadyConsole(Console):
-    """A console whose reader may go away: the run goes on, and its files hold everything."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class RunLog:

@@ -10,10 +10,11 @@ from rich.progress import Progress
 
 from bitsperbyte.golf.devices import pick_device
 from bitsperbyte.golf.evaluate import Protocol, evaluate
-from bitsperbyte.golf.session import ARTIFACT, RECORD, load_run, read_identity, score_row
+from bitsperbyte.golf.session import ARTIFACT, IDENTITY_PARTS, RECORD, load_run, score_row
 from bitsperbyte.records.schema import Record, ScoreRow
 from bitsperbyte.records.store import read_record, write_record
 from bitsperbyte.run.config import read_yaml
+from bitsperbyte.run.folder import read_identity
 from bitsperbyte.text.corpora import iter_documents
 from bitsperbyte.text.shards import DataFolder, open_shard
 from bitsperbyte.text.tokenizers import Prover, Tokenizer
@@ -114,7 +115,7 @@ def _encode_text(tokenizer: Tokenizer, text: Path) -> tuple[np.ndarray, str]:
 
 
 def _validation_split(run_dir: Path, tokenizer: Tokenizer, data: Path | None) -> tuple[np.ndarray, str, str]:
-    identity = read_identity(run_dir)
+    identity = read_identity(run_dir, IDENTITY_PARTS)
     path = data or Path(identity["config"]["data"]["path"])
     given = None if (path / "manifest.json").exists() else next(run_dir.glob("tokenizer.*"))
     folder = DataFolder.open(path, tokenizer_path=given)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, join_ranks
-from bitsperbyte.golf.logs import SteadyConsole
 from bitsperbyte.golf.session import RECORD, train
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
+from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import check_same_config
 from bitsperbyte.run.outcome import RunFailed
 from bitsperbyte.stats.intervals import summarize

@@ -4,7 +4,6 @@ Every way to end leaves a record.json: finished, over_cap, diverged, interrupted
 """
 
 import hashlib
-import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,22 +20,24 @@ from bitsperbyte.golf.clock import agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
 from bitsperbyte.golf.evaluate import Evaluation, Protocol
-from bitsperbyte.golf.logs import RunLog, SteadyConsole, read_metrics
+from bitsperbyte.golf.logs import RunLog, read_metrics
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
 from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.schema import Record, ScoreRow
-from bitsperbyte.records.store import read_record, write_record
+from bitsperbyte.records.store import continue_record, readable_record, write_record
 from bitsperbyte.run.config import config_hash, resolved_yaml
-from bitsperbyte.run.folder import RunFolder, check_same_config, require_disk_space
+from bitsperbyte.run.console import SteadyConsole
+from bitsperbyte.run.folder import IDENTITY, RunFolder, check_same_config, read_identity, require_disk_space
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.shards import DataFolder, open_shard
 from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
 
-RECORD, ARTIFACT, IDENTITY = "record.json", "artifact.bpb", "identity.json"
+RECORD, ARTIFACT = "record.json", "artifact.bpb"
+IDENTITY_PARTS = ("config", "data", "versions")
 
 
 def train(config: GolfConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None,
@@ -89,7 +90,7 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         ranks.barrier()
     record = _new_record(config, data, tokenizer, ranks)
     if folder and resume:
-        _continue_record(record, folder.path / RECORD, console)
+        continue_record(record, folder.path / RECORD, lambda text: console.print(text, highlight=False))
     _write(folder, record)
     log = RunLog(folder, console, max_steps=config.schedule.max_steps, wallclock_s=config.schedule.wallclock_s,
                  log_every=config.train.log_every)
@@ -136,8 +137,8 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
     identity = {"config": config.model_dump(mode="json"), "data": _data_identity(data, tokenizer),
                 "versions": {"bitsperbyte": bitsperbyte.__version__, "torch": torch.__version__}}
     if resume:
-        check_same_config(read_identity(folder.path), identity)
-        earlier = _readable_record(folder.path / RECORD)
+        check_same_config(read_identity(folder.path, IDENTITY_PARTS), identity)
+        earlier = readable_record(folder.path / RECORD)
         if earlier and earlier.status in ("finished", "over_cap"):
             raise ValueError(f"the run in {folder.path} is finished: see its record.json, or take another --run-dir")
         tokenizer.save(folder.path)  # the same one, as the identity says: the copy may have been lost
@@ -145,20 +146,6 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
     folder.write_json_atomic(IDENTITY, identity)
     tokenizer.save(folder.path)
     folder.write_atomic("config.yaml", resolved_yaml(config))  # last: its presence says that the folder holds a run
-
-
-def read_identity(run_dir: Path) -> dict[str, Any]:
-    """Config, data hashes and versions that a run was started with; ValueError names a missing or damaged file."""
-    path = run_dir / IDENTITY
-    try:
-        identity = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing: {run_dir} is not a whole run folder") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): restore it from a copy of the run, or start a new run") from error
-    if not isinstance(identity, dict) or not {"config", "data", "versions"} <= set(identity):
-        raise ValueError(f"{path} is damaged: it lacks the run's config, data or versions")
-    return identity
 
 
 def _data_identity(data: DataFolder, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -173,30 +160,6 @@ def _new_record(config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, rank
                   command=facts["command"], config=config.model_dump(mode="json"), config_sha256=config_hash(config),
                   provenance={**facts, **describe_device(ranks.device, ranks.world_size)}, seed=config.train.seed,
                   data=_data_identity(data, tokenizer))
-
-
-def _readable_record(path: Path) -> Record | None:
-    """A record that is there and whole. Resuming needs the checkpoint and the metrics, not this file: a new one is written."""
-    try:
-        return read_record(path) if path.exists() else None
-    except ValueError:
-        return None
-
-
-def _continue_record(record: Record, path: Path, console: Console) -> None:
-    """Keep when the run began, and on what each attempt ran: a run begun on eight GPUs and ended on one is not a run on one."""
-    earlier = _readable_record(path)
-    if earlier is None:
-        console.print(f"{path} is missing or damaged: it is written anew", highlight=False)
-        return
-
-    def attempt(of: Record) -> dict[str, Any]:
-        names = ("commit", "dirty", "device", "num_devices", "source_sha256")
-        return {"command": of.command, **{name: of.provenance.get(name) for name in names}}
-
-    record.created_utc = earlier.created_utc
-    attempts = earlier.provenance.get("attempts") or [attempt(earlier)]
-    record.provenance = {**record.provenance, "attempts": [*attempts, attempt(record)]}
 
 
 def _write(folder: RunFolder | None, record: Record) -> None:

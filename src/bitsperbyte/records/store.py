@@ -5,8 +5,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -58,6 +59,31 @@ def write_record(path: Path | str, record: Record) -> None:
 def record_json(record: Record) -> str:
     """The record's text: indented, fields in the schema's order, numbers that are not finite as null."""
     return record.model_dump_json(indent=2) + "\n"
+
+
+def readable_record(path: Path | str) -> Record | None:
+    """The record at `path` if there is one and it is whole. A run can be resumed without it: a new one is written."""
+    try:
+        return read_record(path) if Path(path).exists() else None
+    except ValueError:
+        return None
+
+
+def continue_record(record: Record, path: Path | str, say: Callable[[str], None]) -> None:
+    """Carry over from the record at `path` when the run began, and on what each attempt ran: a run begun on eight GPUs and ended on
+    one is not a run on one."""
+    earlier = readable_record(path)
+    if earlier is None:
+        say(f"{path} is missing or damaged: it is written anew")
+        return
+
+    def attempt(of: Record) -> dict[str, Any]:
+        names = ("commit", "dirty", "device", "num_devices", "source_sha256")
+        return {"command": of.command, **{name: of.provenance.get(name) for name in names}}
+
+    record.created_utc = earlier.created_utc
+    attempts = earlier.provenance.get("attempts") or [attempt(earlier)]
+    record.provenance = {**record.provenance, "attempts": [*attempts, attempt(record)]}
 
 
 def iter_records(root: Path | str = "records") -> Iterator[tuple[Path, Record]]:

@@ -19,6 +19,7 @@ from typing import Any
 from bitsperbyte.run.config import config_diff
 
 CONFIG = "config.yaml"  # written last by a run that begins: its presence says that the folder holds a run
+IDENTITY = "identity.json"  # config, data and versions: what a resumed run must find unchanged
 LOCK = ".lock"
 _TEMPORARY = ".partial"
 _PARTS = ("checkpoint", "metrics.jsonl", "record.json")  # written only after config.yaml
@@ -247,6 +248,21 @@ def check_same_config(saved: dict[str, Any], new: dict[str, Any], *, may_change:
             f"--resume continues a run only as it was begun, and this differs (begun with -> now): {shown}{more}. "
             "Put it back, or start a new run in another --run-dir"
         )
+
+
+def read_identity(run_dir: Path | str, parts: Collection[str]) -> dict[str, Any]:
+    """What a run was started with (identity.json), which must hold `parts`; ValueError names a missing or damaged file."""
+    path = Path(run_dir) / IDENTITY
+    try:
+        identity = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing: {run_dir} is not a whole run folder") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it from a copy of the run, or start a new run") from error
+    missing = set(parts) - set(identity) if isinstance(identity, dict) else set(parts)
+    if missing:
+        raise ValueError(f"{path} is damaged: it lacks the run's {', '.join(sorted(missing))}")
+    return identity
 
 
 def require_disk_space(path: Path | str, num_bytes: int, what: str) -> None:

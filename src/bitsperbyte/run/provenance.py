@@ -14,7 +14,8 @@ import psutil
 
 import bitsperbyte
 
-PACKAGES = ("bitsperbyte", "torch", "numpy", "sentencepiece", "safetensors", "zstandard", "brotli", "pydantic")
+PACKAGES = ("bitsperbyte", "torch", "numpy", "sentencepiece", "safetensors", "zstandard", "brotli", "pydantic", "transformers",
+            "tokenizers", "triton", "math-verify")
 _GIT_TIMEOUT_S = 20
 
 
