@@ -18,10 +18,11 @@ $(VENV)/.installed: pyproject.toml
 
 demo: install
 	$(BIN)/bpb data prepare --source embedded --tokenizer train:1024 --out data/demo
-	@rm -rf $(RUN)
+	@rm -rf $(RUN) runs/smoke_cpu
 	$(BIN)/bpb golf plan configs/golf/demo_cpu.yaml
 	$(BIN)/bpb golf train configs/golf/demo_cpu.yaml --run-dir $(RUN)
 	$(BIN)/bpb golf sample $(RUN) --prompt "The" --num-tokens 60
+	$(BIN)/bpb randopt run configs/randopt/smoke_cpu.yaml
 
 test: install
 	$(BIN)/python -m pytest
@@ -37,4 +38,4 @@ bench: install
 	$(BIN)/python bench/int6_layouts.py
 
 clean:
-	rm -rf runs/demo data/demo
+	rm -rf runs/demo runs/smoke_cpu data/demo

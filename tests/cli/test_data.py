@@ -120,3 +120,23 @@ def test_refusals_are_one_sentence(prepare, source: Path, options: tuple, senten
 def test_a_source_that_is_not_there(prepare, tmp_path: Path) -> None:
     code, out, err = prepare(source=tmp_path / "absent")
     assert (code, out) == (2, "") and "no such file or folder" in err and err.count("\n") == 1
+
+
+def test_a_slice_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def bpb(*options: object) -> tuple[int, str, str]:
+        code = guarded(lambda: run_command(["data", "slice", "--source", "embedded", "--out", *map(str, options)]))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    out = tmp_path / "s.jsonl"
+    code, text, err = bpb(out, "--num-docs", 30)
+    manifest = json.loads((tmp_path / "s.jsonl.manifest.json").read_text())
+    assert (code, err) == (0, "") and len(text.splitlines()) == 1
+    assert text.startswith(f"written: {out} (30 documents of embedded at python") and manifest["sha256"] in text
+    code, text, _ = bpb(out, "--num-docs", 30)
+    assert code == 0 and text.startswith(f"already there: {out}")
+    code, text, _ = bpb(out, "--num-docs", 30, "--json")
+    assert code == 0 and json.loads(text) == manifest
+    code, text, err = bpb(out, "--num-docs", 30, "--min-chars", 2_000)
+    assert (code, text) == (2, "") and "min_chars: there 1000, asked 2000" in err and len(err.splitlines()) == 1
+    assert len(out.read_text().splitlines()) == 30

@@ -21,6 +21,7 @@ from bitsperbyte.text import hub
 from bitsperbyte.text.corpora import embedded_documents
 from bitsperbyte.text.prepare import prepare
 from bitsperbyte.text.shards import DataFolder, write_shard
+from bitsperbyte.text.slices import HUB_SAMPLES, Request, make_slice, read_slice
 from bitsperbyte.text.tokenizers import load_tokenizer, train_sentencepiece
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -293,6 +294,30 @@ def test_fineweb_with_the_challenges_tokenizer(
     assert fake.fetched().count("sample/10BT/000_00000.parquet") == 1  # one download for both folders
     with pytest.raises(ValueError, match="num-shards 3 is too many"):
         prepare("fineweb", "byte", tmp_path / "c", num_shards=3)
+
+
+@pytest.mark.parametrize("source", HUB_SAMPLES)
+def test_a_slice_is_of_the_last_file_of_a_sample_and_stays_pinned(source: str, fake: FakeHub, tmp_path: Path) -> None:
+    repo, folder = HUB_SAMPLES[source]
+    first, last = ([f"{name} {n} " + "word " * (10 + n) for n in range(40)] for name in ("first", "last"))
+    files = {f"{folder}/000_00000.parquet": parquet(first), f"{folder}/001_00000.parquet": parquet(last), "data/z.parquet": b"",
+             f"{folder}/note.txt": b"1"}
+    serve(fake, repo, files)
+    out, request = tmp_path / "slice.jsonl", Request(source, 12, min_chars=80, max_chars=170, skip_docs=3)
+    manifest, there = make_slice(request, out)
+    fitting = [text for text in last if 80 <= len(text) <= 170]
+    assert not there and read_slice(out).documents == tuple(fitting[3:15])
+    assert manifest["revision"] == OLD and fake.fetched() == [f"{folder}/001_00000.parquet"]
+    assert manifest["source_files"] == {f"{folder}/001_00000.parquet": hashlib.sha256(files[f"{folder}/001_00000.parquet"]).hexdigest()}
+    fake.requests.clear()
+    assert make_slice(request, out) == (manifest, True) and not fake.requests
+    serve(fake, repo, {f"{folder}/001_00000.parquet": parquet(first)}, NEW)  # main moves on
+    out.unlink()
+    assert make_slice(request, out)[0] == manifest and read_slice(out).documents == tuple(fitting[3:15])
+    assert make_slice(request, tmp_path / "new.jsonl")[0]["revision"] == NEW
+    with pytest.raises(ValueError, match="no Parquet file below"):
+        serve(fake, repo, {f"{folder}/note.txt": b"1"}, OLD)
+        make_slice(Request(source, 1, revision=OLD), tmp_path / "none.jsonl")
 
 
 def test_a_cached_file_whose_bytes_changed_is_fetched_again(fake: FakeHub, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import bitsperbyte
-from bitsperbyte.cli import data, golf, records
+from bitsperbyte.cli import data, golf, randopt, records
 
 app = typer.Typer(
     name="bpb",
@@ -16,6 +16,7 @@ app = typer.Typer(
     "3 the disk or the system refused; 130 interrupted; 143 terminated.",
 )
 app.add_typer(golf.app, name="golf")
+app.add_typer(randopt.app, name="randopt")
 app.add_typer(data.app, name="data")
 app.add_typer(records.app, name="records")
 

@@ -1,9 +1,11 @@
-"""`bpb data`: text from this machine or the hub into token shards."""
+"""`bpb data`: text from this machine or the hub into token shards and held-out slices."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +16,15 @@ from rich.table import Table
 
 from bitsperbyte.text.prepare import prepare
 from bitsperbyte.text.shards import MANIFEST
+from bitsperbyte.text.slices import MAX_CHARS, MIN_CHARS, Request, make_slice
 from bitsperbyte.text.tokenizers import WARN_LOST_SHARE
 
-app = typer.Typer(no_args_is_help=True, help="Make token shards from text, with exact byte counts.")
+app = typer.Typer(no_args_is_help=True, help="Make token shards and held-out slices from text.")
 
 
 @app.callback()
 def data() -> None:
-    """Make token shards from text, with exact byte counts."""
+    """Make token shards from text, with exact byte counts, and held-out slices pinned by sha256."""
 
 
 @app.command(name="prepare")
@@ -51,17 +54,8 @@ def prepare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON and nothing else.")] = False,
 ) -> None:
     """Split, tokenise and check documents; write shards and a manifest with the sha256 of every file."""
-    console = Console(stderr=True)
     there = (out / MANIFEST).exists()
-    is_quiet = as_json or not console.is_terminal
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"),
-               TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=is_quiet, transient=True) as bars, warnings.catch_warnings():
-        task = bars.add_task("reading documents", total=None, amount="")
-
-        def show(what: str, done: int, total: int | None) -> None:
-            bars.update(task, description=what, completed=done, total=total, amount=_amount(what, done, total))
-
+    with _progress(as_json) as show, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the tokenizer's loss: the summary below says it
         manifest = prepare(source, tokenizer, out, val_source=val_source, val_fraction=val_fraction, val_docs=val_docs,
                            limit_docs=limit_docs, field=field, seed=seed, shard_tokens=shard_tokens, revision=revision,
@@ -70,6 +64,44 @@ def prepare_command(
         typer.echo(json.dumps(manifest, indent=1))
     else:
         _print_summary(Console(), manifest, out, there)
+
+
+@app.command(name="slice")
+def slice_command(
+    source: Annotated[str, typer.Option(help="fineweb | fineweb-edu (the last Parquet file of the sample of 10 billion tokens, "
+                                             "2 GB once) | embedded | FILE | DIR")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to make; FILE.manifest.json is written beside it, last.")],
+    num_docs: Annotated[int, typer.Option(help="Documents to take.")] = 256,
+    min_chars: Annotated[int, typer.Option(help="Pass over documents that are shorter.")] = MIN_CHARS,
+    max_chars: Annotated[int, typer.Option(help="Pass over documents that are longer.")] = MAX_CHARS,
+    skip_docs: Annotated[int, typer.Option(help="Leave out the first so many of those that remain.")] = 0,
+    field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; resolved once and pinned. "
+                                                      "Default: main.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON and nothing else.")] = False,
+) -> None:
+    """Pin documents that models are scored on and never trained on: the same bytes for everybody, by sha256."""
+    request = Request(source, num_docs, min_chars, max_chars, skip_docs, field, revision)
+    with _progress(as_json) as show:
+        manifest, there = make_slice(request, out, progress=show)
+    if as_json:
+        typer.echo(json.dumps(manifest, indent=1))
+        return
+    of = manifest["source"] + (f" at {manifest['revision']}" if manifest["revision"] else "")
+    Console().print(f"{'already there' if there else 'written'}: {out} ({manifest['num_docs']:,} documents of {of}, "
+                    f"{manifest['num_bytes']:,} bytes, sha256 {manifest['sha256']})", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar on a terminal's standard error, and the function that moves it: (what is being done, units done, units in all)."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"),
+               TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal, transient=True) as bars:
+        task = bars.add_task("reading documents", total=None, amount="")
+        yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total,
+                                                    amount=_amount(what, done, total))
 
 
 def _amount(what: str, done: int, total: int | None) -> str:

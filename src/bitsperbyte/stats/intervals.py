@@ -65,7 +65,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """
     from scipy.special import stdtrit
 
-    _check_confidence(confidence)
+    check_confidence(confidence)
     half = standard_error(values) * float(stdtrit(len(values) - 1, (1 + confidence) / 2))
     centre = mean(values)
     return Interval(centre, centre - half, centre + half, confidence, len(values))
@@ -90,9 +90,7 @@ def paired_bootstrap(
     Raises ValueError for arrays of unequal length, fewer than two documents, negative or non-finite nats, or a document
     that has no bytes on either side (drop such documents from both).
     """
-    _check_confidence(confidence)
-    if num_resamples < 100:
-        raise ValueError(f"num_resamples is {num_resamples}: a percentile of fewer than 100 resamples means nothing")
+    check_confidence(confidence)
     column_nats_a, column_nats_b = _column("nats_a", nats_a, 0.0), _column("nats_b", nats_b, 0.0)
     column_bytes_a, column_bytes_b = _column("bytes_a", bytes_a, 1.0), _column("bytes_b", bytes_b, 1.0)
     lengths = {len(c) for c in (column_nats_a, column_bytes_a, column_nats_b, column_bytes_b)}
@@ -104,18 +102,36 @@ def paired_bootstrap(
     num = len(columns)
     if num < 2:
         raise ValueError(f"a bootstrap over documents needs at least two of them, and there are {num}")
-    rng = np.random.default_rng(seed)
-    block = max(1, _BLOCK_DRAWS // num)
-    differences = []
-    for begin in range(0, num_resamples, block):
-        draws = rng.integers(num, size=(min(block, num_resamples - begin), num))
-        sums = columns[draws].sum(axis=1)
-        differences.append(sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])  # nats per byte
+    sums = resampled_sums(columns, num_resamples, seed)
+    differences = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]  # nats per byte
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(differences), [tail, 1 - tail])
+    low, high = np.quantile(differences, [tail, 1 - tail])
     total = columns.sum(axis=0)
     estimate = bits(float(total[0] / total[1] - total[2] / total[3]))
     return Interval(estimate, bits(float(low)), bits(float(high)), confidence, num)
+
+
+def resampled_sums(columns: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
+    """Column sums (num_resamples, C) of bootstrap resamples of the rows of `columns` (N, C): each draws N rows with replacement.
+
+    Equal seeds draw equal rows, so that several comparisons over the same items resample the same ones.
+    """
+    if num_resamples < 100:
+        raise ValueError(f"num_resamples is {num_resamples}: a percentile of fewer than 100 resamples means nothing")
+    num = len(columns)
+    rng = np.random.default_rng(seed)
+    block = max(1, _BLOCK_DRAWS // num)
+    sums = []
+    for begin in range(0, num_resamples, block):
+        draws = rng.integers(num, size=(min(block, num_resamples - begin), num))
+        sums.append(columns[draws].sum(axis=1))
+    return np.concatenate(sums)
+
+
+def check_confidence(confidence: float) -> None:
+    """ValueError unless `confidence` lies between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}, and must lie between 0 and 1, e.g. 0.95")
 
 
 def _column(name: str, values: Sequence[float] | np.ndarray, least: float) -> np.ndarray:
@@ -135,8 +151,3 @@ def _finite(values: Sequence[float], least: int) -> Sequence[float]:
         if not math.isfinite(value):
             raise ValueError(f"{value} among the values is not a finite number: leave that run out and say so")
     return values
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}, and must lie between 0 and 1, e.g. 0.95")

@@ -1,0 +1,36 @@
+"""Which engine runs a model, chosen by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from bitsperbyte.randopt.config import ModelSection, RandOptConfig
+from bitsperbyte.randopt.engines.base import Engine
+
+# each module has open_engine(config, run_dir, say) -> Engine
+ENGINES = {
+    "native": "bitsperbyte.randopt.engines.native",
+    "golf": "bitsperbyte.randopt.engines.golf",
+}
+
+
+def engine_name(model: ModelSection) -> str:
+    """The engine that `model.engine` names, or for auto the one that the model's file calls for."""
+    if model.engine != "auto":
+        if model.engine not in ENGINES:
+            raise ValueError(f"model.engine {model.engine} is not in this version: there are {', '.join(ENGINES)}")
+        return model.engine
+    if model.golf is not None or _is_golf(Path(model.path)):
+        return "golf"
+    return "native"
+
+
+def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> Engine:
+    """The engine of `config`, its model loaded (or made, in `run_dir`); `say` takes a line for the person and the log."""
+    return importlib.import_module(ENGINES[engine_name(config.model)]).open_engine(config, run_dir, say)
+
+
+def _is_golf(path: Path) -> bool:
+    return path.suffix == ".bpb" or (path / "artifact.bpb").is_file()

@@ -1,0 +1,209 @@
+"""Run models over items: switch the weights, generate, grade while the next model generates, write a row.
+
+The same loop serves the search, the test set, the controls and the held-out slice; a member that the journal already holds is not run
+again.
+"""
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bitsperbyte.metric.bpb import Score
+from bitsperbyte.randopt.engines.base import DocumentNats, Engine, Generation, Sampling
+from bitsperbyte.randopt.journal import Journal, Row
+from bitsperbyte.randopt.population import Member
+from bitsperbyte.randopt.tasks.base import Grade, Item, Task
+from bitsperbyte.randopt.tasks.grading import Grader
+from bitsperbyte.run.folder import write_atomic
+
+
+@dataclass
+class _Generated:
+    """A member's answers on their way through the grader."""
+
+    member: Member
+    answers: list[Generation]
+    grades: Future[list[Grade]]
+    switch_s: float
+    generate_s: float
+    submitted: float  # perf_counter
+    graded: float = 0.0
+
+    def watch(self) -> "_Generated":
+        self.grades.add_done_callback(lambda _: setattr(self, "graded", time.perf_counter()))
+        return self
+
+
+def run_members(
+    engine: Engine, task: Task, grader: Grader, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member],
+    sampling_of: Callable[[Member], Sampling], *, context: int | None = None, nats_dir: Path | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """The rows of `members` over `items` in `phase`, in the members' order; `on_row` sees each new one when the disk has it.
+
+    With `context` the items' texts are scored in windows of so many tokens; otherwise their questions are answered and graded.
+    `nats_dir` keeps the nats of each scored token, one file a member, for mixtures. An error of the engine names the member. On an
+    interrupt the member whose answers are being graded is still written.
+    """
+    missing = [member for member in members if not _is_done(journal, phase, member, len(items), nats_dir)]
+    if missing:
+        try:
+            if context is None:
+                _answer(engine, task, grader, journal, phase, items, missing, sampling_of, on_row)
+            else:
+                _score(engine, journal, phase, items, missing, context, nats_dir, on_row)
+        finally:
+            engine.reset()
+        engine.verify_base()
+    return [journal.get(phase, member.index) for member in members]
+
+
+def read_nats(nats_dir: Path, phase: str, index: int) -> list[DocumentNats]:
+    """The scored tokens of each document, as `run_members` kept them."""
+    path = nats_path(nats_dir, phase, index)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            nats, num_bytes, lengths = arrays["nats"], arrays["num_bytes"], arrays["lengths"]
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}): restore it, or start a new run in another --run-dir") from error
+    cuts = np.cumsum(lengths)[:-1]
+    return [DocumentNats(n, b) for n, b in zip(np.split(nats, cuts), np.split(num_bytes, cuts), strict=True)]
+
+
+def nats_path(nats_dir: Path, phase: str, index: int) -> Path:
+    return nats_dir / f"{phase}_{index if index >= 0 else 'base'}.npz"
+
+
+def _is_done(journal: Journal, phase: str, member: Member, num_items: int, nats_dir: Path | None) -> bool:
+    """Whether the journal holds the member's row; ValueError where that row is of another seed, sigma or number of items."""
+    row = journal.get(phase, member.index)
+    if row is None:
+        return False
+    if (row.seed, row.sigma) != (member.seed, member.sigma):
+        raise ValueError(f"{journal.path}: {phase} {member.index} was run with seed {row.seed} and sigma {row.sigma}, and this run "
+                         f"draws {member.seed} and {member.sigma}: the journal is of another run")
+    if num_items not in (len(row.rewards), len(row.nats)):
+        raise ValueError(f"{journal.path}: {phase} {member.index} holds {max(len(row.rewards), len(row.nats))} items, and this run has "
+                         f"{num_items}: the journal is of another run")
+    if nats_dir is not None and not nats_path(nats_dir, phase, member.index).is_file():
+        raise ValueError(f"{nats_path(nats_dir, phase, member.index)} is missing, and {journal.path} says that it was written: restore "
+                         f"it, or delete the line of {phase} {member.index} from the journal, and go on with --resume")
+    return True
+
+
+def _answer(
+    engine: Engine, task: Task, grader: Grader, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member],
+    sampling_of: Callable[[Member], Sampling], on_row: Callable[[Row], None],
+) -> None:
+    prompt_ids = engine.encode([task.prompt(item) for item in items])
+    since = time.perf_counter()
+    pending: _Generated | None = None
+
+    def collect() -> None:
+        nonlocal pending, since
+        done, pending = pending, None
+        if done is None:
+            return
+        grades = done.grades.result()
+        now = time.perf_counter()
+        row = _answered_row(phase, done, grades, seconds=now - since)
+        since = now
+        journal.append(row)
+        on_row(row)
+
+    try:
+        for member in members:
+            with _naming(member, phase):
+                switch_s = _switch(engine, member)
+                begin = time.perf_counter()
+                answers = engine.generate(prompt_ids, sampling_of(member))
+                generate_s = time.perf_counter() - begin
+            collect()  # it was graded meanwhile
+            grades = grader.submit(items, [answer.text for answer in answers])
+            pending = _Generated(member, answers, grades, switch_s, generate_s, time.perf_counter()).watch()
+    finally:
+        collect()
+
+
+def _score(
+    engine: Engine, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member], context: int, nats_dir: Path | None,
+    on_row: Callable[[Row], None],
+) -> None:
+    texts = [item.question for item in items]
+    for member in members:
+        since = time.perf_counter()
+        with _naming(member, phase):
+            switch_s = _switch(engine, member)
+            begin = time.perf_counter()
+            documents = engine.score(texts, context)
+            generate_s = time.perf_counter() - begin
+        if nats_dir is not None:
+            _keep_nats(nats_path(nats_dir, phase, member.index), documents)  # before the row: a row says that they are there
+        row = _scored_row(phase, member, documents, switch_s, generate_s, time.perf_counter() - since)
+        journal.append(row)
+        on_row(row)
+
+
+def _switch(engine: Engine, member: Member) -> float:
+    begin = time.perf_counter()
+    if member.seed is None:
+        engine.reset()
+    else:
+        engine.perturb(member.seed, member.sigma)
+    return time.perf_counter() - begin
+
+
+def _answered_row(phase: str, done: _Generated, grades: Sequence[Grade], seconds: float) -> Row:
+    rewards = [float(grade.reward) for grade in grades]
+    answers, member = done.answers, done.member
+    return Row(phase, member.index, member.seed, member.sigma, reward=_mean(rewards, member, phase), rewards=rewards,
+               correct=[bool(grade.correct) for grade in grades], votes=[grade.vote for grade in grades], nats=[], num_bytes=[],
+               num_prompts=len(answers), num_prompt_tokens=sum(a.num_prompt_tokens for a in answers),
+               num_tokens=sum(a.num_tokens for a in answers), num_truncated=sum(a.truncated for a in answers),
+               switch_s=done.switch_s, generate_s=done.generate_s, grade_s=max(0.0, done.graded - done.submitted), seconds=seconds)
+
+
+def _scored_row(phase: str, member: Member, documents: Sequence[DocumentNats], switch_s: float, generate_s: float,
+                seconds: float) -> Row:
+    """The reward is minus the bpb of all documents together; each document's own stands in `rewards` only as nats and bytes."""
+    nats = [float(document.nats.sum()) for document in documents]
+    num_bytes = [int(document.num_bytes.sum()) for document in documents]
+    num_tokens = sum(len(document.nats) for document in documents)
+    if not all(map(math.isfinite, nats)):
+        raise ValueError(f"{member} scored documents with a loss that is not a number: sigma is too large for this model, or its "
+                         "weights are damaged")
+    reward = -Score(math.fsum(nats), sum(num_bytes), num_tokens).bpb
+    return Row(phase, member.index, member.seed, member.sigma, reward=reward, rewards=[], correct=[], votes=[], nats=nats,
+               num_bytes=num_bytes, num_prompts=len(documents), num_prompt_tokens=0, num_tokens=num_tokens, num_truncated=0,
+               switch_s=switch_s, generate_s=generate_s, grade_s=0.0, seconds=seconds)
+
+
+def _mean(rewards: Sequence[float], member: Member, phase: str) -> float:
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"{member} got a reward that is not a finite number in {phase}: the task's grading is at fault")
+    return math.fsum(rewards) / len(rewards)
+
+
+def _keep_nats(path: Path, documents: Sequence[DocumentNats]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    content = io.BytesIO()
+    np.savez(content, nats=np.concatenate([d.nats for d in documents]), num_bytes=np.concatenate([d.num_bytes for d in documents]),
+             lengths=np.array([len(d.nats) for d in documents], dtype=np.int64))
+    write_atomic(path, content.getvalue())
+
+
+@contextmanager
+def _naming(member: Member, phase: str) -> Iterator[None]:
+    """An error of the engine says at which member it came."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while running {member} in {phase}")
+        raise
