@@ -147,6 +147,13 @@ def _read_text(path: Path, _field: str) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    for where, row in iter_rows(path):
+        yield _row_text(row, field, where)
+
+
+def iter_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:line", object) of each line of a .jsonl file, plain or packed, blank lines left out; ValueError names a line that holds
+    no JSON object."""
     offset = 0
     with _open_unpacked(path) as file:
         for number in range(1, sys.maxsize):
@@ -157,17 +164,24 @@ def _read_jsonl(path: Path, field: str) -> Iterator[str]:
             if not raw:
                 return
             if raw.strip():
-                yield _jsonl_text(_decode(raw, path, offset), field, f"{path}:{number}")
+                where = f"{path}:{number}"
+                yield where, _json_object(_decode(raw, path, offset), where)
             offset += len(raw)
 
 
-def _jsonl_text(line: str, field: str, where: str) -> str:
+def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line.removeprefix("\ufeff"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: this line is not JSON ({error})") from None
-    if not isinstance(row, dict) or field not in row:
-        found = f"it has {', '.join(map(repr, list(row)[:8]))}" if isinstance(row, dict) else "it is not an object"
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: this line is not a JSON object with named fields (it is not an object)")
+    return row
+
+
+def _row_text(row: dict[str, Any], field: str, where: str) -> str:
+    if field not in row:
+        found = f"it has {', '.join(map(repr, list(row)[:8]))}"
         raise ValueError(f"{where}: no field {field!r} ({found}); name the field that holds the text with --field")
     if not isinstance(row[field], str):
         raise ValueError(f"{where}: the field {field!r} is not a string; name the field that holds the text with "
