@@ -107,7 +107,7 @@ class ControlsSection(Section):
 class HeldoutSection(Section):
     enabled: bool = True
     path: str = Field("data/slices/fineweb_256.jsonl", description="a slice made by `bpb data slice`, with its manifest beside it")
-    source: Literal["embedded", "fineweb", "fineweb-edu"] = "fineweb"
+    source: str = Field("fineweb", description="fineweb | fineweb-edu | embedded | arithmetic (that task's documents) | a file or folder")
     num_docs: int = Field(256, ge=2)
     build_if_missing: bool = True
     context: int = Field(2048, ge=2, description="tokens of a window")

@@ -7,6 +7,7 @@ again.
 import io
 import math
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bitsperbyte.metric.bpb import Score
 from bitsperbyte.randopt.engines.base import DocumentNats, Engine, Generation, Sampling
@@ -22,6 +24,7 @@ from bitsperbyte.randopt.population import Member
 from bitsperbyte.randopt.tasks.base import Grade, Item, Task
 from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.run.folder import write_atomic
+from bitsperbyte.run.outcome import RunFailed
 
 
 @dataclass
@@ -71,8 +74,8 @@ def read_nats(nats_dir: Path, phase: str, index: int) -> list[DocumentNats]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             nats, num_bytes, lengths = arrays["nats"], arrays["num_bytes"], arrays["lengths"]
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}): restore it, or start a new run in another --run-dir") from error
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is missing or damaged ({type(error).__name__}): go on with --resume, which scores it again") from error
     cuts = np.cumsum(lengths)[:-1]
     return [DocumentNats(n, b) for n, b in zip(np.split(nats, cuts), np.split(num_bytes, cuts), strict=True)]
 
@@ -92,9 +95,15 @@ def _is_done(journal: Journal, phase: str, member: Member, num_items: int, nats_
     if num_items not in (len(row.rewards), len(row.nats)):
         raise ValueError(f"{journal.path}: {phase} {member.index} holds {max(len(row.rewards), len(row.nats))} items, and this run has "
                          f"{num_items}: the journal is of another run")
-    if nats_dir is not None and not nats_path(nats_dir, phase, member.index).is_file():
-        raise ValueError(f"{nats_path(nats_dir, phase, member.index)} is missing, and {journal.path} says that it was written: restore "
-                         f"it, or delete the line of {phase} {member.index} from the journal, and go on with --resume")
+    return nats_dir is None or _readable(nats_dir, phase, member.index)
+
+
+def _readable(nats_dir: Path, phase: str, index: int) -> bool:
+    """Whether the member's nats are there and whole. Those that are not are scored again; the row then says what they must sum to."""
+    try:
+        read_nats(nats_dir, phase, index)
+    except ValueError:
+        return False
     return True
 
 
@@ -147,8 +156,14 @@ def _score(
         if nats_dir is not None:
             _keep_nats(nats_path(nats_dir, phase, member.index), documents)  # before the row: a row says that they are there
         row = _scored_row(phase, member, documents, switch_s, generate_s, time.perf_counter() - since)
-        journal.append(row)
-        on_row(row)
+        earlier = journal.get(phase, member.index)
+        if earlier is None:
+            journal.append(row)
+            on_row(row)
+        elif not np.allclose(earlier.nats, row.nats, rtol=1e-3):
+            raise ValueError(f"{member} was scored again in {phase}, since the nats it had were lost, and {journal.path} says "
+                             f"{math.fsum(earlier.nats):.3f} nats where there are now {math.fsum(row.nats):.3f}: the model or the text "
+                             "changed; start a new run in another --run-dir")
 
 
 def _switch(engine: Engine, member: Member) -> float:
@@ -204,6 +219,8 @@ def _naming(member: Member, phase: str) -> Iterator[None]:
     """An error of the engine says at which member it came."""
     try:
         yield
+    except (RunFailed, ValueError, OSError, torch.OutOfMemoryError):
+        raise  # these say what to do
     except Exception as error:
-        error.add_note(f"while running {member} in {phase}")
-        raise
+        raise RunFailed(f"{member} failed in {phase}: {error or type(error).__name__}; everything before it is kept, and --resume goes on "
+                        "with it") from error

@@ -16,13 +16,14 @@ import torch
 from rich.console import Console
 
 import bitsperbyte
+from bitsperbyte.randopt import noise
 from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.engines.base import Engine
 from bitsperbyte.randopt.engines.registry import open_engine
 from bitsperbyte.randopt.evaluate import evaluate
 from bitsperbyte.randopt.journal import Journal
-from bitsperbyte.randopt import noise
 from bitsperbyte.randopt.search import search
+from bitsperbyte.randopt.tasks.arithmetic import Arithmetic, training_documents
 from bitsperbyte.randopt.tasks.base import Task
 from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.randopt.tasks.registry import open_task
@@ -35,6 +36,7 @@ from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
 from bitsperbyte.text.slices import Slice, ensure_slice
 
+HELD_OUT_SEED = 2**62  # of documents that no model was trained on: a golf section's own seed is another one
 RECORD, JOURNAL, LOG = "record.json", "journal.jsonl", "run.log"
 IDENTITY_PARTS = ("config", "task", "slice", "versions")
 # What a resumed run may be given anew: none of it changes a row of the journal. Growing is checked where it is done.
@@ -126,7 +128,8 @@ def _held_out(config: RandOptConfig, say: Callable[[str], None]) -> Slice | None
     h = config.heldout
     if not h.enabled:
         return None
-    return ensure_slice(Path(h.path), source=h.source, num_docs=h.num_docs, build_if_missing=h.build_if_missing, say=say)
+    documents = training_documents(h.num_docs, HELD_OUT_SEED) if h.source == Arithmetic.name else None
+    return ensure_slice(Path(h.path), h.source, h.num_docs, h.build_if_missing, documents=documents, say=say)
 
 
 def _identity(config: RandOptConfig, task: Task, held_out: Slice | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An engine without a model: what it answers is a hash of prompt, seed and sigma. Search, journal and evaluation are tested on it.
 
-A question of the form `12 + 30` (or `12 ? 30`) is answered rightly, by the sum, with a probability that is the member's own; some
+A question of the form `12 + 30` (or `12?30=`) is answered rightly, by the sum, with a probability that is the member's own; some
 members are better than the base, some worse. Tokens are UTF-8 bytes. Every call is kept in `calls`.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from bitsperbyte.randopt.engines.base import DocumentNats, Generation, Sampling
 
 CONTEXT = 4096
-SUM = re.compile(r"(\d+) [+?] (\d+)")
+SUM = re.compile(r"(\d+) ?[+?] ?(\d+)")
 BASE_SKILL, SKILL_RANGE = 0.5, 0.3
 
 
