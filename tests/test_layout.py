@@ -44,7 +44,7 @@ BUNDLE_PACKAGES = {"torch", "numpy", "sentencepiece"}
 BUNDLE_LAZY = {"zstandard", "brotli"}
 LAZY = {"ray", "vllm", "datasets", "matplotlib", "transformers", "tokenizers", "huggingface_hub", "triton", "scipy",
         "sympy", "math_verify"}
-LAZY_FREE = {"randopt/noise_triton.py"}
+LAZY_FREE = {"randopt/noise_triton.py", "randopt/engines/layer_ops_triton.py"}
 MAX_LINES = 500
 # modules tested with a neighbour: module -> the test file that does it, which must at least import its way there
 TESTED_IN: dict[str, str] = {

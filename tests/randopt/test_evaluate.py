@@ -255,6 +255,8 @@ def test_switch_says_what_rounding_left(answered: Ran) -> None:
     for row in switch["effective_rms"]:
         assert row["seed"] == next(m.seed for m in answered.found.population if m.sigma == row["sigma"])
         assert row["groups"][0]["requested_rms"] == row["sigma"]
+    switches = [row.switch_s for phase in ("search", "test", "heldout") for row in answered.journal.rows(phase) if row.index >= 0]
+    assert switch["mean_s"] == pytest.approx(np.mean(switches), rel=1e-12)  # of seeds alone: the base is no switch to a seed
 
 
 # -- what may be off or small -----------------------------------------------------------------------------------------

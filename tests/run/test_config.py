@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bitsperbyte.run.config import config_diff, config_hash, load_config, read_yaml, resolved_yaml
+from bitsperbyte.golf.config import GolfConfig
+from bitsperbyte.run.config import check_settings, config_diff, config_hash, load_config, read_yaml, resolved_yaml
 
 
 class Warmdown(BaseModel):
@@ -243,3 +244,11 @@ def test_read_yaml_takes_one_file_as_it_stands(write, tmp_path: Path) -> None:
     assert read_yaml(write("a.yaml", "extends: b.yaml\nrate: 1e-3")) == {"extends": "b.yaml", "rate": 0.001}
     with pytest.raises(ValueError, match="there is no config file"):
         read_yaml(tmp_path / "none.yaml")
+
+
+def test_settings_at_hand_are_checked_as_a_files_are() -> None:
+    assert check_settings({"train": {"seed": 3}}, GolfConfig, "here").train.seed == 3
+    with pytest.raises(ValueError, match="here: there is no setting train.sed; did you mean train.seed"):
+        check_settings({"train": {"sed": 3}}, GolfConfig, "here")
+    with pytest.raises(ValueError, match="here: train.seed must be .*-1"):
+        check_settings({"train": {"seed": -1}}, GolfConfig, "here")

@@ -334,11 +334,11 @@ def summary(part: dict[str, Any]) -> list[str]:
             lines.append(f"  {name:30} {side['why']}")
     lines.append(_random_line(f"random ensembles of {k}", controls["random_k"], "mean_bpb" if documents else "mean"))
     lines += [_difference_line(row) for row in part["tests"]]
-    if "verifier" in part:
-        best_of = part["verifier"]
-        lines += [f"  {f'{side} by verifier':30} {best_of[key]['accuracy']:.4f} [{best_of[key]['low']:.4f}, {best_of[key]['high']:.4f}], "
-                  "apart from the vote: any of them right" for key, side in (("ensemble", f"best of {k} members"),
-                                                                             ("base_samples", f"best of {k} samples")) if key in best_of]
+    for key, name in (("ensemble", f"best of {k} members"), ("base_samples", f"best of {k} samples")):
+        if key in part.get("verifier", {}):
+            best_of = part["verifier"][key]
+            lines.append(f"  {f'{name} by verifier':30} {best_of['accuracy']:.4f} [{best_of['low']:.4f}, {best_of['high']:.4f}], apart "
+                         "from the vote: right where any of them is")
     heldout = part["heldout"]
     if not heldout["enabled"]:
         return [*lines, f"held-out text: {heldout['why']}"]

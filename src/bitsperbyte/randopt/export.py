@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.engines.checkpoint import TOKENIZER_FILES, load_checkpoint
@@ -17,7 +16,7 @@ from bitsperbyte.randopt.layout import Layout
 from bitsperbyte.randopt.perturb import Perturber
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
-from bitsperbyte.run.config import error_sentences
+from bitsperbyte.run.config import check_settings
 from bitsperbyte.run.folder import sync_directory
 
 
@@ -98,10 +97,7 @@ def _config(record: Record, path: Path, model: str | None) -> RandOptConfig:
     elif section["golf"] and not (path.parent / "model" / "artifact.bpb").exists():
         raise ValueError(f"{path.parent} does not hold the model that the run made (model/artifact.bpb): export from the run's own "
                          "folder, or say where the model lies with --model")
-    try:
-        return RandOptConfig.model_validate({**settings, "model": section})
-    except ValidationError as error:
-        raise ValueError(f"{path}: its config is not one of this version: {'; '.join(error_sentences(error))}") from error
+    return check_settings({**settings, "model": section}, RandOptConfig, f"the config in {path}")
 
 
 def _require_same_base(record: Record, facts: dict[str, Any]) -> None:

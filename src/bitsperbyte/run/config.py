@@ -104,6 +104,15 @@ def load_config(path: Path | str, model_cls: type[Model], overrides: Sequence[st
     return loaded
 
 
+def check_settings(values: dict[str, Any], model_cls: type[Model], source: str) -> Model:
+    """Settings that are at hand, not in a file (`source` names where from), read as `load_config` reads a file's; ValueError likewise."""
+    _check_keys(values, model_cls, source)
+    try:
+        return model_cls.model_validate(values)
+    except ValidationError as error:
+        raise ValueError("; ".join(f"{source}: {sentence}" for sentence in error_sentences(error))) from error
+
+
 def resolved_yaml(model: BaseModel) -> str:
     """Every setting, defaults included, as YAML that `load_config` reads back to an equal model."""
     # ASCII with escapes: YAML folds unescaped line separators such as U+0085 into spaces

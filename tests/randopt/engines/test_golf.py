@@ -236,7 +236,7 @@ def test_data_that_were_half_made_are_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("changes", "words"), [
     ({"schedule": {"wallclock_s": 5, "max_steps": 3}}, "wallclock_s to null"),
     ({"schedule": {"wallclock_s": None, "max_steps": None}}, "model.golf.settings"),
-    ({"model": {**TINY["model"], "dmi": 3}}, r"model.golf.settings: model.dmi"),
+    ({"model": {**TINY["model"], "dmi": 3}}, r"model.golf.settings: there is no setting model.dmi; did you mean model.dim"),
     ({"model": {**TINY["model"], "num_heads": 3}}, r"model.golf.settings: .*dim 16 must be a multiple of num_heads 3"),
     ({"data": {"path": "x"}}, "data cannot be set"),
     ({"model": {**TINY["model"], "vocab_size": 300}}, "has 260 pieces"),

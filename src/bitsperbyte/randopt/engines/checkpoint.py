@@ -227,7 +227,9 @@ def _from_hub(section: ModelSection, say: Callable[[str], None]) -> tuple[Path, 
     try:
         commit = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=30).sha
         say(f"fetching {name} at {commit}")
-        return Path(snapshot_download(name, revision=commit, allow_patterns=patterns, endpoint=endpoint)), commit
+        # by the name of the revision, so that the cache finds it again without a connection; the folder's name is the commit
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, endpoint=endpoint))
+        return folder, folder.name
     except hub.GatedRepoError as error:
         raise ValueError(f"{name} is gated: accept its terms on its page on the hub, then log in there (hf auth login) or set HF_TOKEN") from error
     except hub.RevisionNotFoundError as error:
@@ -240,7 +242,7 @@ def _from_hub(section: ModelSection, say: Callable[[str], None]) -> tuple[Path, 
     except (hub.HfHubHTTPError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError, hub.HTTPError, OSError) as error:
         why = "the hub is switched off (HF_HUB_OFFLINE)" if isinstance(error, hub.OfflineModeIsEnabled) else "the hub cannot be reached"
         try:
-            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
         except (hub.LocalEntryNotFoundError, FileNotFoundError, ValueError):
             raise ValueError(f"{nowhere}, {why}, and its cache has no copy of it{f' at {revision}' if revision else ''}: copy the model to this "
                              "machine and set model.path to its folder") from error

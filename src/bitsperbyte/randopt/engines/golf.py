@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from torch import Tensor
 
 from bitsperbyte.golf import session
@@ -34,7 +33,7 @@ from bitsperbyte.randopt.perturb import Perturber
 from bitsperbyte.randopt.tasks.arithmetic import training_documents
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import readable_record
-from bitsperbyte.run.config import error_sentences
+from bitsperbyte.run.config import check_settings
 from bitsperbyte.run.folder import CONFIG, write_atomic
 from bitsperbyte.text.encode import write_splits
 from bitsperbyte.text.hub import file_sha256
@@ -282,10 +281,7 @@ def golf_config(section: GolfSection, data: Path) -> GolfConfig:
     """The golf run's config, its data in the folder `data`. ValueError names each setting that is wrong."""
     if "data" in section.settings:
         raise ValueError("model.golf.settings.data cannot be set: the corpus is the data")
-    try:
-        config = GolfConfig.model_validate({"name": "model", **section.settings, "data": {"path": str(data)}})
-    except ValidationError as error:
-        raise ValueError("; ".join(f"model.golf.settings: {sentence}" for sentence in error_sentences(error))) from error
+    config = check_settings({"name": "model", **section.settings, "data": {"path": str(data)}}, GolfConfig, "model.golf.settings")
     if config.schedule.wallclock_s is not None or config.schedule.max_steps is None:
         raise ValueError("model.golf.settings.schedule must set wallclock_s to null and max_steps to a number: a model trained by the "
                          "clock would be another one in every run")
