@@ -82,7 +82,7 @@ def test_kernels_equal_the_torch_operations(dtype: torch.dtype) -> None:
         keys, values = normal(6, num_kv, 700, width), normal(6, num_kv, 700, width)
         exact = layer_ops.attend(queries[0].double(), keys.double(), values.double(), positions, 700, width**-0.5)
         pairs.append((kernels.attend(queries[0], keys, values, positions, 700, width**-0.5), exact))
-    assert max(error(*pair) for pair in pairs) < DTYPES[dtype]
+    assert all(error(*pair) < DTYPES[dtype] for pair in pairs)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma", "gemma2"])
@@ -128,7 +128,7 @@ def test_one_capture_serves_every_seed(make: type, dtype: torch.dtype) -> None:
         assert error(captured, eager) < 1e-3
         seen.append(captured)
     assert decoder.num_captured == 1
-    assert min(error(a, b) for i, a in enumerate(seen) for b in seen[:i]) > 0.01
+    assert all(error(a, b) > 0.01 for i, a in enumerate(seen) for b in seen[:i])
     perturber.reset()
     assert error(decoder.trace(prompts, 1)[1], seen[0]) > 0.01
 
@@ -140,12 +140,12 @@ def test_the_self_test_catches_a_graph_over_old_weights() -> None:
     def moved_elsewhere(seed: int) -> None:  # as an engine would that replaced its tensors instead of writing into them
         torch.manual_seed(seed)
         for parameter in model.parameters():
+            kept.append(parameter.data)  # the graph's memory stays what it was
             parameter.data = parameter.data + 0.02 * torch.randn_like(parameter)
 
-    kept = [p.data for p in model.parameters()]  # so that the graph's memory stays valid
+    kept: list[torch.Tensor] = []
     with pytest.raises(RuntimeError, match="does not compute with the current weights"):
         check_graphs(decoder, moved_elsewhere, 260, torch.float32)
-    assert kept
 
 
 def test_draws_do_not_depend_on_batches_or_graphs() -> None:

@@ -31,8 +31,8 @@ def checkpoint() -> dict[str, torch.Tensor]:
 
 
 def shard(tensors: dict[str, torch.Tensor], rank: int, world: int) -> Layout:
-    """Rank `rank` of `world` as a serving engine lays it out: q, k, v and gate, up fused and split by rows, o and down split by columns,
-    the vocabulary padded and then split by rows, the rest on every rank."""
+    """Rank `rank` of `world` as a serving engine lays it out: q, k, v and gate, up fused and split by rows, o and down split by
+    columns, the vocabulary padded and then split by rows, the rest on every rank."""
     live: list[LiveTensor] = []
     for fused, names in FUSED:
         pieces, values, offset = [], [], 0

@@ -49,7 +49,7 @@ def hexadecimal(words: np.ndarray) -> list[str]:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def state(model: nn.Module) -> dict[str, bytes]:
@@ -43,8 +43,8 @@ def state(model: nn.Module) -> dict[str, bytes]:
 
 def expected_state(model: nn.Module, seed: int, sigma: float, scheme: str) -> dict[str, bytes]:
     """Of a model whose weights are the base."""
-    kept = {"table", "weight_scale"}
-    found = {name: bits(noise.perturbed_reference(p, name, seed, sigma, scheme=scheme)) for name, p in model.named_parameters() if name not in kept}
+    weights = {name: p for name, p in model.named_parameters() if name != "weight_scale"}
+    found = {name: bits(noise.perturbed_reference(p, name, seed, sigma, scheme=scheme)) for name, p in weights.items()}
     return {**state(model), **found}
 
 
@@ -95,7 +95,7 @@ def test_excluded_tensors_and_what_is_no_weight_stay_the_base() -> None:
 def test_patterns_that_match_nothing_name_what_is_near() -> None:
     names = ["model.layers.0.weight", "model.layers.0.bias", "lm_head.weight"]
     assert select(names, ["*"], ["*bias"]) == ["model.layers.0.weight", "lm_head.weight"]
-    with pytest.raises(ValueError, match="no tensor of the model matches the pattern 'lm_haed.*'; the nearest names are lm_head.weight"):
+    with pytest.raises(ValueError, match="no tensor of the model matches the pattern 'lm_haed.*'; the nearest names are lm_head.w"):
         select(names, ["*"], ["lm_haed.*"])
     with pytest.raises(ValueError, match="nothing is left to perturb"):
         select(names, ["*bias"], ["model.*"])
@@ -184,7 +184,7 @@ def test_weights_that_were_moved_are_refused() -> None:
             switch()
 
 
-def test_types_and_sigmas_without_a_definition_are_refused() -> None:
+def test_types_sigmas_and_seeds_without_a_definition_are_refused() -> None:
     model = Model()
     model.norm.double()
     with pytest.raises(ValueError, match="norm.weight is torch.float64: load the model in one of these types, or exclude"):
@@ -193,6 +193,9 @@ def test_types_and_sigmas_without_a_definition_are_refused() -> None:
     for sigma in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="finite number of at least 0"):
             perturber.perturb(1, sigma)
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="does not fit in 64 bits"):
+            perturber.perturb(seed, 0.1)
 
 
 def test_another_noise_than_the_defined_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +214,7 @@ def test_effective_rms_is_that_of_what_was_written(scheme: str) -> None:
     rows = {row["name"]: row for row in perturber.effective_rms(0.01, 4)}
     assert {name: row["num_elements"] for name, row in rows.items()} == {
         "embed.weight": 143, "layers.*.weight": 338, "layers.*.bias": 26, "norm.weight": 13, "norm.bias": 13}  # fmt: skip
-    assert {name: bits(p) for name, p in model.named_parameters()} == {n: bits(p.to(dict(model.named_parameters())[n].dtype)) for n, p in base.items()}
+    assert all(torch.equal(p.detach().double(), base[name]) for name, p in model.named_parameters())
     perturber.perturb(4, 0.01)
     for group, row in rows.items():
         names = [n for n in base if n.replace(".0.", ".*.").replace(".1.", ".*.") == group]
@@ -222,7 +225,8 @@ def test_effective_rms_is_that_of_what_was_written(scheme: str) -> None:
         assert row["effective_rms"] == pytest.approx(((new - old) ** 2).mean().sqrt().item(), rel=1e-12)
         assert row["requested_rms"] == pytest.approx(math.sqrt((drawn**2).mean()), rel=1e-6)
         assert row["share_unchanged"] == pytest.approx((new == old).double().mean().item(), rel=1e-12)
-    assert rows["layers.*.weight"]["share_unchanged"] > 0.3 and rows["norm.weight"]["share_unchanged"] < 0.3
+    share = {name: row["share_unchanged"] for name, row in rows.items()}
+    assert share["layers.*.weight"] > 0.45 > share["norm.weight"]  # half of them are a thousand times larger
 
 
 def test_seconds_of_a_switch_are_the_mean_of_the_switches() -> None:
@@ -252,3 +256,5 @@ def test_checksums_see_order_and_do_not_depend_on_how_memory_is_cut() -> None:
     assert checksums([torch.zeros(4)]) != checksums([torch.ones(4)])
     strided = torch.randn(8, 10)[:, :7]
     assert checksums([strided]) == checksums([strided.contiguous()])
+    column = torch.randn(8, 10).bfloat16()[:, :1]
+    assert checksums([column]) == checksums([column.flatten()])

@@ -1,12 +1,15 @@
 """Rollout: each member once, in order, graded while the next one generates."""
 
+import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bitsperbyte.randopt import rollout
 from bitsperbyte.randopt.config import TaskSection
 from bitsperbyte.randopt.engines.base import Sampling
 from bitsperbyte.randopt.engines.fake import FakeEngine
@@ -106,6 +109,78 @@ def test_an_engines_error_names_the_member(tmp_path: Path, error: Exception, kin
         rolled(tmp_path / "j", FakeEngine(fail_at=MEMBERS[2].seed, error=error), MEMBERS)
     with Journal.open(tmp_path / "j", {}) as journal:
         assert [row.index for row in journal.rows("search")] == [0, 1]
+
+
+def test_a_device_that_fails_again_at_reset_does_not_hide_its_first_error(tmp_path: Path) -> None:
+    def on_call(call: tuple) -> None:
+        if call == ("reset",):
+            raise RuntimeError("the device is lost")
+
+    engine = FakeEngine(fail_at=MEMBERS[2].seed, error=RuntimeError("kernel failed"), on_call=on_call)
+    with pytest.raises(RunFailed, match="member 2 .* kernel failed"):
+        rolled(tmp_path / "j", engine, MEMBERS)
+
+
+def test_an_interrupt_waits_for_grading_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "GRADING_GRACE_S", 0.05)
+    stuck = threading.Event()
+
+    class Stuck(Arithmetic):
+        def grade(self, item: Item, text: str) -> Grade:
+            assert stuck.wait(60)
+            return super().grade(item, text)
+
+    def on_call(call: tuple) -> None:
+        if call[0] == "generate" and call[1][0] == MEMBERS[1].seed:
+            raise KeyboardInterrupt
+
+    task = Stuck(TASK.section)
+    with Journal.open(tmp_path / "j", {}) as journal, Grader(task) as grader:
+        with pytest.raises(KeyboardInterrupt):
+            run_members(FakeEngine(on_call=on_call), task, grader, journal, "search", ITEMS, MEMBERS, lambda member: SAMPLING)
+        assert journal.rows("search") == [] and not stuck.is_set()
+        stuck.set()
+
+
+def test_an_interrupt_while_grading_is_awaited_loses_nothing(tmp_path: Path) -> None:
+    begun = threading.Event()
+
+    class Slow(Arithmetic):
+        def grade(self, item: Item, text: str) -> Grade:
+            if not begun.is_set():
+                begun.set()
+                time.sleep(0.2)  # until the main thread waits for it
+                signal.raise_signal(signal.SIGINT)  # is handled in the main thread
+            return super().grade(item, text)
+
+    with pytest.raises(KeyboardInterrupt):
+        rolled(tmp_path / "j", FakeEngine(), MEMBERS[:1], task=Slow(TASK.section))
+    with Journal.open(tmp_path / "j", {}) as journal:
+        assert [row.index for row in journal.rows("search")] == [0]
+
+
+def test_a_graders_error_names_the_item_and_what_came_before_is_kept(tmp_path: Path) -> None:
+    class Broken(Arithmetic):
+        num_graded = 0
+
+        def grade(self, item: Item, text: str) -> Grade:
+            self.num_graded += 1
+            if self.num_graded > 2 * len(ITEMS):
+                raise RuntimeError("grading broke")
+            return super().grade(item, text)
+
+    with pytest.raises(RuntimeError, match="failed to grade .*grading broke"):
+        rolled(tmp_path / "j", FakeEngine(), MEMBERS, task=Broken(TASK.section))
+    with Journal.open(tmp_path / "j", {}) as journal:
+        assert [row.index for row in journal.rows("search")] == [0, 1]
+
+
+def test_seconds_of_the_rows_are_the_phases_wall_time(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    rows = rolled(tmp_path / "j", FakeEngine(delay_s=0.03), MEMBERS)
+    wall_s = time.perf_counter() - begin
+    assert 5 * 0.03 <= sum(row.seconds for row in rows) <= wall_s
+    assert all(0.03 <= row.generate_s < wall_s and 0 <= row.switch_s < wall_s for row in rows)
 
 
 def test_documents_are_scored_and_their_nats_kept(tmp_path: Path) -> None:

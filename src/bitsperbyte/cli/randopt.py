@@ -69,58 +69,9 @@ def _print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def print_result(record: Any, run_dir: Path) -> None:
-    """The run's end as a table: base, ensemble and controls with their intervals, tests, and where everything lies."""
-    found = record.randopt.model_dump()
-    k = found["ensemble"]["k"]
-    rows = [("status", record.status),
-            ("population", f"{found['population']['size']} seeds, sigmas {', '.join(f'{s:g}' for s in found['population']['sigmas'])}, "
-                           f"best mean at {found['population']['best_sigma']:g}"),
-            ("train reward, base", f"{found['base']['train_reward']:.4f}"),
-            ("test, base", _figure(found["base"]["test"])),
-            (f"test, ensemble of the best {k}", _figure(found["ensemble"]["test"]))]
-    rows += [(f"  secondary: best {row['k']}", _figure(row["test"])) for row in found["secondary"]]
-    rows += [(f"control: {name.replace('_', ' ')}", _control(control)) for name, control in found["controls"].items()]
-    rows += [(f"{test['a']} - {test['b']}".replace("_", " "), _test(test)) for test in found["tests"]]
-    rows += _more_rows(found)
-    rows += [("record", str(run_dir / "record.json")), ("journal, log", f"{run_dir}/journal.jsonl, run.log")]
-    _print_table(f"{record.name}, seed {record.seed}", rows)
+    """What the run found, and where it lies."""
+    from bitsperbyte.randopt.summary import summary
 
-
-def _figure(test: dict[str, Any]) -> str:
-    if "bpb" in test:
-        return f"{test['bpb']:.4f} bpb ({test['bytes_per_token']:.2f} bytes/token)"
-    return f"{test['accuracy']:.4f} [{test['low']:.4f}, {test['high']:.4f}]  {test['num_correct']} of {test['num']}"
-
-
-def _control(control: dict[str, Any]) -> str:
-    if not control["enabled"]:
-        return f"off: {control['why']}"
-    if "mean" in control:
-        return (f"mean {control['mean']:.4f}, range {control['low']:.4f} to {control['high']:.4f} ({control['num_subsets']} draws of "
-                f"{control['k']})")
-    return _figure(control["test"])
-
-
-def _test(test: dict[str, Any]) -> str:
-    text = f"{test['difference']:+.4f} [{test['low']:+.4f}, {test['high']:+.4f}]"
-    return text + (f", McNemar p = {test['p_mcnemar']:.2g}" if test.get("p_mcnemar") is not None else "")
-
-
-def _more_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    correlation = found.get("spearman") or {}
-    if correlation.get("rho") is not None:
-        interval = f"[{correlation['low']:+.3f}, {correlation['high']:+.3f}]"
-        rows.append(("Spearman, train reward and test", f"{correlation['rho']:+.3f} {interval} over {correlation['num']} members"))
-    heldout = found.get("heldout") or {}
-    for name in ("base", "mixture", "mean_member"):
-        if heldout.get(name):
-            rows.append((f"held-out bpb, {name.replace('_', ' ')}", _figure(heldout[name])))
-    if mixtures := heldout.get("random_mixture"):
-        spread = f"range {mixtures['low']:.4f} to {mixtures['high']:.4f}"
-        rows.append(("held-out bpb, random mixtures", f"mean {mixtures['mean_bpb']:.4f}, {spread}"))
-    sampling = found.get("throughput", {}).get("search")
-    if sampling:
-        rows.append(("speed of the search", f"{sampling['seeds_per_s']:.2f} seeds/s, {sampling['generated_tokens_per_s']:,.0f} tok/s, "
-                                            f"{sampling['prompts_per_s']:.1f} prompts/s"))
-    return rows
+    print(f"{record.name}, seed {record.seed}: {record.status}")
+    print("\n".join(summary(record.randopt.model_dump())))
+    print(f"record, journal, log: {run_dir}/record.json, journal.jsonl, run.log")

@@ -45,8 +45,6 @@ def evaluate(
     part["heldout"] = made.on_held_out(held_out)
     part["probes"] = made.probes()
     part |= {"truncation": made.truncation(), "throughput": made.throughput(), "switch": made.switch()}
-    for line in summary(part):
-        say(line)
     return part
 
 
@@ -316,52 +314,6 @@ def accuracy(correct: np.ndarray) -> dict[str, Any]:
     """The record's figures of bool (N,) right answers, with Wilson's 95% interval."""
     made = wilson(int(correct.sum()), len(correct))
     return {"num_correct": int(correct.sum()), "num": len(correct), "accuracy": made.estimate, "low": made.low, "high": made.high}
-
-
-def summary(part: dict[str, Any]) -> list[str]:
-    """The result for a person: base, ensemble and each control, with 95% intervals, and the tests between them."""
-    k, controls, documents = part["ensemble"]["k"], part["controls"], part["task"]["kind"] == "likelihood"
-    sides = [("base", part["base"]), (f"ensemble of {k}", part["ensemble"]),
-             *((f"ensemble of {row['k']} (secondary)", row) for row in part["secondary"]),
-             (f"base majority of {k}", controls["base_majority"]), ("best single member", controls["best_single"])]
-    lines = [f"test set, {'bits per byte' if documents else 'accuracy'}"]
-    for name, side in sides:
-        if "test" in side:
-            test = side["test"]
-            lines.append(f"  {name:30} " + (f"{test['bpb']:.4f}" if documents else
-                                            f"{test['accuracy']:.4f} [{test['low']:.4f}, {test['high']:.4f}] of {test['num']}"))
-        else:
-            lines.append(f"  {name:30} {side['why']}")
-    lines.append(_random_line(f"random ensembles of {k}", controls["random_k"], "mean_bpb" if documents else "mean"))
-    lines += [_difference_line(row) for row in part["tests"]]
-    for key, name in (("ensemble", f"best of {k} members"), ("base_samples", f"best of {k} samples")):
-        if key in part.get("verifier", {}):
-            best_of = part["verifier"][key]
-            lines.append(f"  {f'{name} by verifier':30} {best_of['accuracy']:.4f} [{best_of['low']:.4f}, {best_of['high']:.4f}], apart "
-                         "from the vote: right where any of them is")
-    heldout = part["heldout"]
-    if not heldout["enabled"]:
-        return [*lines, f"held-out text: {heldout['why']}"]
-    lines.append(f"held-out bits per byte, {heldout['num_docs']} documents of {heldout['slice']}, {heldout['context']} tokens a window")
-    for name in ("base", "mixture", "mean_member", "best_single"):
-        lines.append(f"  {name.replace('_', ' '):30} {heldout[name]['bpb']:.4f}")
-    lines.append(_random_line("random mixtures", heldout["random_mixture"], "mean_bpb"))
-    return lines + [_difference_line(row) for row in heldout["differences"]]
-
-
-def _random_line(name: str, drawn: dict[str, Any], key: str) -> str:
-    if key not in drawn:
-        return f"  {name:30} {drawn['why']}"
-    num = drawn["num_mixtures" if key == "mean_bpb" else "num_subsets"]
-    warning = f" ({drawn['warning']})" if drawn.get("warning") else ""
-    return f"  {name:30} {drawn[key]:.4f} on average, {drawn['low']:.4f} to {drawn['high']:.4f} over {num} drawn{warning}"
-
-
-def _difference_line(row: dict[str, Any]) -> str:
-    name = f"{row['a']} - {row['b']}".replace("_", " ")
-    if "difference_bpb" in row:
-        return f"  {name:30} {row['difference_bpb']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-    return f"  {name:30} {row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], McNemar p = {row['p_mcnemar']:.2g}"
 
 
 def _test(ensemble: np.ndarray, name: str, share: np.ndarray, other: np.ndarray) -> dict[str, Any]:

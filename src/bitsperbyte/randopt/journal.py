@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bitsperbyte.run.folder import JsonlWriter, check_same_config, read_jsonl
+from bitsperbyte.run.folder import JsonlWriter, check_same_config, read_jsonl, sync_directory
 
 SCHEMA_VERSION = 1
 PHASES = ("base_train", "search", "base_test", "test", "base_sample", "heldout")
@@ -71,6 +71,7 @@ class Journal:
             lines, _ = read_jsonl(path)
             if not lines:
                 writer.append({"journal": SCHEMA_VERSION, "identity": identity})
+                sync_directory(path.parent)  # the file's name survives a power cut, as its rows do
                 return cls(path, writer, {}, writer.dropped_torn_bytes)
             _check_header(path, lines[0], identity)
             rows: dict[tuple[str, int], Row] = {}

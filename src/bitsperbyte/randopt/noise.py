@@ -73,7 +73,7 @@ def philox_words(c0: Words, c1: Words, c2: Any, c3: Any, key: int) -> tuple[Word
 def philox(counter: np.ndarray, key: int) -> np.ndarray:
     """Philox4x32-10: counter uint32 (N, 4), word 0 first, and a 64-bit key give uint32 (N, 4)."""
     columns = [np.ascontiguousarray(counter[:, i], dtype=np.uint64) for i in range(4)]
-    return np.stack(philox_words(*columns, _checked_seed(key)), axis=1).astype(np.uint32)
+    return np.stack(philox_words(*columns, checked_seed(key)), axis=1).astype(np.uint32)
 
 
 def tensor_id(name: str) -> int:
@@ -189,7 +189,7 @@ def _block_words(identity: int, seed: int, first: int, last: int, device: torch.
     """Words of the blocks first..last, int64 (last - first, 4) below 2**32."""
     block = torch.arange(first, last, dtype=torch.int64, device=device)
     third = torch.full_like(block, identity & _MASK)
-    words = philox_words(block & _MASK, block >> 32, third, identity >> 32, _checked_seed(seed))
+    words = philox_words(block & _MASK, block >> 32, third, identity >> 32, checked_seed(seed))
     return torch.stack(words, dim=1)
 
 
@@ -249,7 +249,8 @@ def _scheme(scheme: str) -> Scheme:
     return SCHEMES[scheme]
 
 
-def _checked_seed(seed: int) -> int:
+def checked_seed(seed: int) -> int:
+    """The seed; ValueError unless it is a key of 64 bits."""
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed {seed} does not fit in 64 bits: take one from 0 to 2**64 - 1")
     return int(seed)

@@ -94,7 +94,7 @@ class Perturber:
         first. RuntimeError where that fails or a live tensor has moved."""
         if not (math.isfinite(sigma) and sigma >= 0):
             raise ValueError(f"sigma is {sigma}, and must be a finite number of at least 0")
-        prepared = self._prepared_of(sigma)
+        seed, prepared = noise.checked_seed(seed), self._prepared_of(sigma)
         self._refuse_moved()
         if self._num_switches and self._num_switches % self._verify_every == 0 and self._base_kind != "none":
             self.reset()
@@ -261,7 +261,7 @@ def _rows(words: torch.Tensor) -> Iterator[torch.Tensor]:
 def _words_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor as int32 words in the order of its memory; what does not fill a word is filled with zeros."""
     dense = tensor.numel() == 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if dense else tensor.reshape(-1)
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if dense else tensor.reshape(-1).contiguous()
     num_bytes = flat.numel() * flat.element_size()
     if num_bytes % 4 or flat.storage_offset() * flat.element_size() % 4:
         flat = torch.nn.functional.pad(flat.contiguous().view(torch.uint8), (0, -num_bytes % 4))

@@ -9,8 +9,8 @@ import math
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from bitsperbyte.randopt.tasks.base import Grade, Item, Task
 from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.run.folder import write_atomic
 from bitsperbyte.run.outcome import RunFailed
+
+GRADING_GRACE_S = 10.0  # after an interrupt or a failure, for the answers that are being graded
 
 
 @dataclass
@@ -53,7 +55,7 @@ def run_members(
 
     With `context` the items' texts are scored in windows of so many tokens; otherwise their questions are answered and graded.
     `nats_dir` keeps the nats of each scored token, one file a member, for mixtures. An error of the engine names the member. On an
-    interrupt the member whose answers are being graded is still written.
+    interrupt the member whose answers are being graded is still written, if that takes no more than GRADING_GRACE_S.
     """
     missing = [member for member in members if not _is_done(journal, phase, member, len(items), nats_dir)]
     if missing:
@@ -62,8 +64,11 @@ def run_members(
                 _answer(engine, task, grader, journal, phase, items, missing, sampling_of, on_row)
             else:
                 _score(engine, journal, phase, items, missing, context, nats_dir, on_row)
-        finally:
-            engine.reset()
+        except BaseException:
+            with suppress(Exception):  # a device that failed fails here again, and the error that counts is the first
+                engine.reset()
+            raise
+        engine.reset()
         engine.verify_base()
     return [journal.get(phase, member.index) for member in members]
 
@@ -75,7 +80,8 @@ def read_nats(nats_dir: Path, phase: str, index: int) -> list[DocumentNats]:
         with np.load(path, allow_pickle=False) as arrays:
             nats, num_bytes, lengths = arrays["nats"], arrays["num_bytes"], arrays["lengths"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is missing or damaged ({type(error).__name__}): go on with --resume, which scores it again") from error
+        raise ValueError(f"{path} is missing or damaged ({type(error).__name__}): go on with --resume, which scores it "
+                         "again") from error
     cuts = np.cumsum(lengths)[:-1]
     return [DocumentNats(n, b) for n, b in zip(np.split(nats, cuts), np.split(num_bytes, cuts), strict=True)]
 
@@ -117,10 +123,11 @@ def _answer(
 
     def collect() -> None:
         nonlocal pending, since
-        done, pending = pending, None
+        done = pending
         if done is None:
             return
         grades = done.grades.result()
+        pending = None  # only now: an interrupt of the wait leaves it to the last collect
         now = time.perf_counter()
         row = _answered_row(phase, done, grades, seconds=now - since)
         since = now
@@ -137,8 +144,11 @@ def _answer(
             collect()  # it was graded meanwhile
             grades = grader.submit(items, [answer.text for answer in answers])
             pending = _Generated(member, answers, grades, switch_s, generate_s, time.perf_counter()).watch()
-    finally:
         collect()
+    except BaseException:
+        if pending and wait([pending.grades], GRADING_GRACE_S).done and pending.grades.exception() is None:
+            collect()
+        raise
 
 
 def _score(
@@ -222,5 +232,5 @@ def _naming(member: Member, phase: str) -> Iterator[None]:
     except (RunFailed, ValueError, OSError, torch.OutOfMemoryError):
         raise  # these say what to do
     except Exception as error:
-        raise RunFailed(f"{member} failed in {phase}: {error or type(error).__name__}; everything before it is kept, and --resume goes on "
-                        "with it") from error
+        raise RunFailed(f"{member} failed in {phase}: {str(error) or type(error).__name__}; everything before it is kept, and --resume "
+                        "goes on with it") from error

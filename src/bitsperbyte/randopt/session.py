@@ -23,6 +23,7 @@ from bitsperbyte.randopt.engines.registry import open_engine
 from bitsperbyte.randopt.evaluate import evaluate
 from bitsperbyte.randopt.journal import Journal
 from bitsperbyte.randopt.search import search
+from bitsperbyte.randopt.summary import summary
 from bitsperbyte.randopt.tasks.arithmetic import Arithmetic, training_documents
 from bitsperbyte.randopt.tasks.base import Task
 from bitsperbyte.randopt.tasks.grading import Grader
@@ -91,6 +92,7 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
                     record.randopt = evaluate(config, engine, task, grader, journal, found, test_items, held_out, folder.path,
                                               console, say)
                 _finish(record, task, engine, launch_s, time.perf_counter() - began)
+                log.write("\n".join(summary(record.randopt.model_dump())) + "\n")
             finally:
                 engine.close()
     return record
@@ -128,7 +130,8 @@ def _held_out(config: RandOptConfig, say: Callable[[str], None]) -> Slice | None
     h = config.heldout
     if not h.enabled:
         return None
-    documents = training_documents(h.num_docs, HELD_OUT_SEED) if h.source == Arithmetic.name else None
+    # four times as many, since a slice holds each document once and these repeat
+    documents = training_documents(4 * h.num_docs, HELD_OUT_SEED) if h.source == Arithmetic.name else None
     return ensure_slice(Path(h.path), h.source, h.num_docs, h.build_if_missing, documents=documents, say=say)
 
 

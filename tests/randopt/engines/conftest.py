@@ -27,7 +27,7 @@ def make_model(kind: str, seed: int = 0, **settings: Any) -> torch.nn.Module:
     settings = {**OWN.get(kind, SMALL), **({"head_dim": 8} if kind in WIDE_HEADS else {}), **settings}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.dim() == 1:  # biases of 0 and norms of 1 would hide what ignores them
             parameter += 0.1 * torch.randn_like(parameter)
     return model

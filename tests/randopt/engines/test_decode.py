@@ -166,7 +166,8 @@ def greedy(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int, eo
 
 
 @pytest.mark.parametrize(("kind", "settings"), [
-    ("llama", {}), ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
     ("qwen2", {"tie_word_embeddings": True}), ("qwen3", {}), ("gemma", {}), ("mistral", {"sliding_window": None}), ("mistral", {"sliding_window": 6}),
     ("gemma2", {"sliding_window": 6, "initializer_range": 0.2}), ("gpt2", {}), ("bloom", {})],
     ids=lambda value: value if isinstance(value, str) else ",".join(value))

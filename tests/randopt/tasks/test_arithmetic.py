@@ -17,7 +17,7 @@ def test_questions_are_distinct_and_their_answers_are_sums() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="is 2501, and there are 2,500 questions"):
+    with pytest.raises(ValueError, match="2,501 questions, and arithmetic has 2,500"):
         open_task(TaskSection(name="arithmetic", num_train=257, num_test=2244))
 
 

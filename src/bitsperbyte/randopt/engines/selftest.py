@@ -28,8 +28,8 @@ def step_error(decoder: Decoder, forward: Callable[[list[int]], Tensor], vocab_s
     sequence of L ids."""
     prompts = sample_prompts(vocab_size)
     tokens, logits = decoder.trace(prompts, NUM_TOKENS, graphs=False)
-    return max(
-        relative_error(logits[i], forward(prompt + tokens[i, :-1].tolist())[-NUM_TOKENS:].float()) for i, prompt in enumerate(prompts))
+    return worst(
+        [relative_error(logits[i], forward(prompt + tokens[i, :-1].tolist())[-NUM_TOKENS:].float()) for i, prompt in enumerate(prompts)])
 
 
 def check_graphs(decoder: Decoder, perturb: Callable[[int], None], vocab_size: int, dtype: torch.dtype) -> float:
@@ -46,15 +46,19 @@ def check_graphs(decoder: Decoder, perturb: Callable[[int], None], vocab_size: i
     if not moved > 0.0:
         raise RuntimeError(f"self-test: seeds {SEEDS[0]} and {SEEDS[1]} give equal logits, so the noise does not reach the weights that the "
                            "model computes with: a larger sigma, or other patterns in noise.include, may be needed")
-    errors = [relative_error(a, b) for a, b in zip(captured, eager, strict=True)]
-    if not max(errors) <= min(GRAPH_TOLERANCE[dtype], max(0.5 * moved, 1e-6)):
-        raise RuntimeError(f"self-test: logits of the captured decode step differ from eager ones by {max(errors):.2g} (relative) after a switch "
+    error = worst([relative_error(a, b) for a, b in zip(captured, eager, strict=True)])
+    if not error <= min(GRAPH_TOLERANCE[dtype], max(0.5 * moved, 1e-6)):
+        raise RuntimeError(f"self-test: logits of the captured decode step differ from eager ones by {error:.2g} (relative) after a switch "
                            f"of the weights, which moves them by {moved:.2g}: the graph does not compute with the current weights; set "
                            "decode.graphs to off, and report this")
-    return max(errors)
+    return error
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """||found - expected|| / ||expected||; not a number where either holds one."""
     return ((found - expected).norm() / expected.norm()).item()
 
+
+def worst(errors: list[float]) -> float:
+    """The largest; not a number if any is none, which Python's max would lose unless it comes first."""
+    return torch.tensor(errors, dtype=torch.float64).max().item()

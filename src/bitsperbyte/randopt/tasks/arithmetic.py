@@ -6,13 +6,13 @@ the test set; what the search selects for is which of the two answers to give, a
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from bitsperbyte.randopt.config import TaskSection
 from bitsperbyte.randopt.tasks.base import Grade, Item, items_sha256
+from bitsperbyte.randopt.tasks.rows import enough, generator, shuffled
 
 NUM_VALUES = 50  # numbers 0..49, so 2,500 questions
 
@@ -27,13 +27,11 @@ class Arithmetic:
 
     def __init__(self, section: TaskSection) -> None:
         self.section = section
-        wanted = section.num_train + section.num_test
-        if wanted > NUM_VALUES**2:
-            raise ValueError(f"task.num_train + task.num_test is {wanted}, and there are {NUM_VALUES**2:,} questions: ask for fewer")
+        enough(section.num_train + section.num_test, NUM_VALUES**2, "arithmetic", "task.num_train + task.num_test")
 
     def items(self) -> tuple[list[Item], list[Item]]:
         """Train, then test, along one shuffle of all questions."""
-        order = _rng(self.section.seed, "questions").permutation(NUM_VALUES**2).tolist()
+        order = shuffled(NUM_VALUES**2, self.section.seed, "questions")
         s = self.section
         return ([_item(i, "train") for i in order[: s.num_train]],
                 [_item(i, "test") for i in order[s.num_train : s.num_train + s.num_test]])
@@ -42,10 +40,9 @@ class Arithmetic:
         return [{"role": "user", "content": item.question}]
 
     def grade(self, item: Item, text: str) -> Grade:
-        """The whole text must be one number, in plain digits."""
+        """The whole text must be one number, in at most 9 plain digits."""
         text = text.strip()
-        digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()):
+        if not re.fullmatch(r"-?[0-9]{1,9}", text):
             return Grade(None, None, 0.0, False)
         vote = str(int(text))
         correct = vote == item.answer
@@ -66,7 +63,7 @@ def open_task(section: TaskSection) -> Arithmetic:
 
 def training_documents(num: int, seed: int) -> Iterator[str]:
     """`num` documents `a?b=c` and a newline, c the sum or the difference with equal chance; the same for the same seed."""
-    rng = _rng(seed, "documents")
+    rng = generator(seed, "documents")
     for begin in itertools.count(0, 10_000):
         size = min(10_000, num - begin)
         if size <= 0:
@@ -83,6 +80,3 @@ def _item(number: int, split: str) -> Item:
     a, b = divmod(number, NUM_VALUES)
     return Item(f"arithmetic/{split}/{a}?{b}", question(a, b), str(a + b))
 
-
-def _rng(seed: int, purpose: str) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *purpose.encode()])))

@@ -1,25 +1,38 @@
-"""Countdown: combine given numbers by + - * / to reach a target, each number exactly once.
+"""Make a target out of given numbers: each exactly once, with + - * / and parentheses.
 
-Formulas are read by a parser of our own over fractions, never evaluated as text. A vote is the value of a formula that uses exactly the
-numbers. Since the target stands in the prompt, a verifier is legal at test time: `verifier` says so of one answer, and the share of
-questions where any member's answer passes it is reported apart from the vote.
+The questions are generated: numbers are joined two at a time by random operations until one is left, so every target can be reached.
+An answer is read by the parser below, over exact fractions; nothing is ever evaluated. It votes under the value of its formula, if
+that uses exactly the numbers; a formula that does not is invalid and has no vote. `correct`, and the reward, is whether the value is the target:
+nothing is added for the form (the share of answers with a vote says how many kept it).
+
+The question states the target, so a right answer can be told from a wrong one without a reference: `verifier` does that, and what a
+choice by it reaches is reported apart from the vote.
 """
 
-import random
 import re
+from collections import Counter
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from bitsperbyte.randopt.config import TaskSection
 from bitsperbyte.randopt.tasks.base import Grade, Item, check_disjoint, items_sha256
-from bitsperbyte.randopt.tasks.boxed import last_boxed
+from bitsperbyte.randopt.tasks.extraction import boxed, last_line, marked
+from bitsperbyte.randopt.tasks.rows import enough, generator
 
-MAX_FORMULA_CHARS = 200
-MAX_DEPTH = 30
-MAX_TARGET = 999
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_TOKEN = re.compile(r"\s*(\d+|[-+*/()])")
-_SIGNS = str.maketrans({"×": "*", "x": "*", "X": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+MAX_QUESTIONS = 20_000
+TARGETS = (10, 100)  # from, below
+LARGEST_NUMBER = 99
+MAX_FORMULA_CHARS = 300
+MAX_DEPTH = 40
+
+_TOKEN = re.compile(r"\s*([0-9]{1,9}(?![0-9.])|[-+*/()]|\\frac|[{}])")
+_SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac",
+          "\\,": "", "\\!": "", "$": "", "×": "*", "x": "*", "X": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "−": "-", "–": "-",
+          "[": "(", "]": ")"}
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class Countdown:
@@ -32,85 +45,89 @@ class Countdown:
 
     def __init__(self, section: TaskSection) -> None:
         self.section = section
-        num_train, num_test = section.num_train, section.num_test
-        questions = _questions(num_train + num_test, section.seed)
-        made = [Item(f"countdown/{'train' if i < num_train else 'test'}/{i}", _put(numbers, target), str(target),
-                     {"numbers": numbers, "target": target}) for i, (numbers, target) in enumerate(questions)]
-        self._train, self._test = made[:num_train], made[num_train:]
-        check_disjoint(self._train, self._test)
+        enough(section.num_train + section.num_test, MAX_QUESTIONS, "countdown", "task.num_train + task.num_test")
+
+    @cached_property
+    def _split(self) -> tuple[list[Item], list[Item]]:
+        """Test questions and train questions come from streams of their own; the train set leaves out what the test set has."""
+        s = self.section
+        seen: set[tuple[tuple[int, ...], int]] = set()
+        test = _draw(s.num_test, generator(s.seed, "countdown test"), "test", seen)
+        train = _draw(s.num_train, generator(s.seed, "countdown train"), "train", seen)
+        check_disjoint(train, test)
+        return train, test
 
     def items(self) -> tuple[list[Item], list[Item]]:
-        return self._train, self._test
+        return self._split
 
     def prompt(self, item: Item) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.section.system}] if self.section.system else []
         return [*system, {"role": "user", "content": item.question}]
 
     def grade(self, item: Item, text: str) -> Grade:
-        """Valid is a formula of exactly the numbers; right is one whose value is the target. Anything else does not vote."""
-        answer = extract(text)
-        value = None if answer is None else formula_value(answer, item.extra["numbers"])
+        numbers = [int(number) for number in item.extra["numbers"]]
+        answer = final_formula(text)
+        value = formula_value(answer, numbers) if answer else None
         if value is None:
-            return Grade(answer, None, 0.0, False)
-        correct = value == item.extra["target"]
+            return Grade(None, None, 0.0, False)
+        correct = value == int(item.answer)
         return Grade(answer, str(value), float(correct), correct)
 
     def equivalent(self, a: str, b: str) -> bool:
-        return a == b  # both are a fraction in lowest terms
+        return a == b
 
     def verifier(self, item: Item, vote: str) -> bool:
-        """Whether a vote, the value of a valid formula, is the target: known to whoever has read the question."""
-        return Fraction(vote) == item.extra["target"]
+        """Whether a vote solves the question, judged by the question alone."""
+        return vote == str(item.extra["target"])
 
     def describe(self) -> dict[str, Any]:
+        train, test = self._split
         return {"name": self.name, "version": self.version, "kind": self.kind, "data": f"generated from seed {self.section.seed}",
-                "train_sha256": items_sha256(self._train), "test_sha256": items_sha256(self._test), "num_train": len(self._train),
-                "num_test": len(self._test), "system": self.section.system}
+                "train_sha256": items_sha256(train), "test_sha256": items_sha256(test), "num_train": len(train), "num_test": len(test),
+                "system": self.section.system}
 
 
 def open_task(section: TaskSection) -> Countdown:
     return Countdown(section)
 
 
-def extract(text: str) -> str | None:
-    """The last <answer>...</answer>, else the last \\boxed{}, else the last line that is not empty; None where there is nothing."""
-    if tagged := _ANSWER.findall(text):
-        return tagged[-1].strip() or None
-    if boxed := last_boxed(text):
-        return boxed.strip() or None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else None
+def final_formula(text: str) -> str | None:
+    r"""The text's answer: in the last answer tags, else after the last ####, else in the last \boxed{}, else its last line. It is the answer
+    also where it turns out invalid; only what has no digit (the instruction repeated) is passed over."""
+    found = [answer for answer in (*reversed(_TAGGED.findall(text)), *marked(text), *boxed(text)) if re.search("[0-9]", answer)]
+    line = last_line(text)
+    return found[0] if found else re.sub(r"^.*\b[Aa]nswer\b[^0-9(]*", "", line) if line else None
 
 
-def formula_value(text: str, numbers: list[int]) -> Fraction | None:
-    """The value of a formula that uses exactly `numbers`, or of the one side of an equation that does; None for anything else."""
-    text = text.strip().strip("$`").rstrip(".").replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/").translate(_SIGNS)
-    sides = text.split("=")
-    if len(text) > MAX_FORMULA_CHARS or len(sides) > 2:
+def formula_value(answer: str, numbers: list[int]) -> Fraction | None:
+    """The value of a formula that uses exactly `numbers`, None for any other text. In an equation exactly one side must do so, and the
+    others must be formulas too."""
+    text = answer.strip().strip("*`").strip()
+    if len(text) > MAX_FORMULA_CHARS:
         return None
-    values = [value for value, used in map(parse, sides) if value is not None and sorted(used) == sorted(numbers)]
-    if len(values) != 1 or any(parse(side)[0] is None for side in sides):
+    for sign, plain in _SIGNS.items():
+        text = text.replace(sign, plain)
+    sides = [parse(side) for side in text.rstrip(".").split("=")]
+    if any(side is None for side in sides):
         return None
-    return values[0]
+    using = [value for value, used in sides if used == Counter(numbers)]
+    return using[0] if len(using) == 1 else None
 
 
-def parse(text: str) -> tuple[Fraction | None, list[int]]:
-    """(value, the whole numbers used) of a formula of + - * / and parentheses; (None, []) where it is none, or divides by zero."""
-    tokens: list[str] = []
-    position = 0
-    text = text.rstrip()
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            return None, []
-        tokens.append(found[1])
-        position = found.end()
+def parse(text: str) -> tuple[Fraction, Counter[int]] | None:
+    """(value, how often each number is used) of a formula; None for any other text, and where it divides by zero."""
+    tokens, end = [], 0
+    while match := _TOKEN.match(text, end):
+        tokens.append(match[1])
+        end = match.end()
+    if text[end:].strip() or not tokens:
+        return None
     parser = _Parser(tokens)
     try:
-        value = parser.total(0)
+        value = parser.sum(0)
     except (_NotAFormula, ZeroDivisionError):
-        return None, []
-    return (value, parser.used) if parser.place == len(tokens) else (None, [])
+        return None
+    return (value, parser.used) if parser.at == len(tokens) else None
 
 
 class _NotAFormula(Exception):
@@ -118,76 +135,84 @@ class _NotAFormula(Exception):
 
 
 class _Parser:
-    """Recursive descent: a total of products of factors; a factor is a number, a total in parentheses, or either with a minus."""
+    """Recursive descent: sum = product {+- product}; product = factor {*/ factor}; factor = -factor | number | (sum) | \\frac{sum}{sum}."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self.tokens, self.place, self.used = tokens, 0, list[int]()
+        self.tokens, self.at = tokens, 0
+        self.used: Counter[int] = Counter()
 
-    def total(self, depth: int) -> Fraction:
+    def sum(self, depth: int) -> Fraction:
         value = self.product(depth)
-        while (sign := self.peek()) in ("+", "-"):
-            self.place += 1
-            other = self.product(depth)
-            value = value + other if sign == "+" else value - other
+        while sign := self._take("+", "-"):
+            right = self.product(depth)
+            value = value + right if sign == "+" else value - right
         return value
 
     def product(self, depth: int) -> Fraction:
         value = self.factor(depth)
-        while (sign := self.peek()) in ("*", "/"):
-            self.place += 1
-            other = self.factor(depth)
-            value = value * other if sign == "*" else value / other
+        while sign := self._take("*", "/"):
+            right = self.factor(depth)
+            value = value * right if sign == "*" else value / right
         return value
 
     def factor(self, depth: int) -> Fraction:
-        token = self.peek()
-        if token is None or depth > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise _NotAFormula
-        self.place += 1
-        if token == "-":
+        if self._take("-"):
             return -self.factor(depth + 1)
-        if token == "(":
-            value = self.total(depth + 1)
-            if self.peek() != ")":
-                raise _NotAFormula
-            self.place += 1
-            return value
-        if not token.isdigit():
+        if self._take("("):
+            return self._inside(")", depth)
+        if self._take("\\frac"):
+            top = self._group(depth)
+            return top / self._group(depth)
+        if self.at < len(self.tokens) and self.tokens[self.at].isdigit():
+            number = int(self.tokens[self.at])
+            self.at += 1
+            self.used[number] += 1
+            return Fraction(number)
+        raise _NotAFormula
+
+    def _group(self, depth: int) -> Fraction:
+        if not self._take("{"):
             raise _NotAFormula
-        self.used.append(int(token))
-        return Fraction(self.used[-1])
+        return self._inside("}", depth)
 
-    def peek(self) -> str | None:
-        return self.tokens[self.place] if self.place < len(self.tokens) else None
+    def _inside(self, closing: str, depth: int) -> Fraction:
+        value = self.sum(depth + 1)
+        if not self._take(closing):
+            raise _NotAFormula
+        return value
 
-
-def _put(numbers: list[int], target: int) -> str:
-    listed = ", ".join(map(str, numbers))
-    return (f"You have the numbers {listed}. Write a formula with the value {target} that takes each of them exactly once and "
-            "otherwise only +, -, *, / and parentheses. Reason first, then give the formula alone between <answer> and </answer>.")
-
-
-def _questions(num: int, seed: int) -> list[tuple[list[int], int]]:
-    """`num` different questions, each with a solution by construction; a longer list begins with a shorter one."""
-    rng = random.Random(f"countdown {seed}")
-    found: dict[tuple[tuple[int, ...], int], None] = {}
-    while len(found) < num:
-        numbers = [rng.randint(1, 99) for _ in range(rng.choice((3, 4)))]
-        target = _reachable(numbers, rng)
-        if target is not None:
-            found[tuple(sorted(numbers)), target] = None
-    return [(list(numbers), target) for numbers, target in found]
+    def _take(self, *wanted: str) -> str | None:
+        if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
+            self.at += 1
+            return self.tokens[self.at - 1]
+        return None
 
 
-def _reachable(numbers: list[int], rng: random.Random) -> int | None:
-    """A whole number within 1..999 that random operations make of all the numbers, or None where this try made none."""
-    values = [Fraction(n) for n in numbers]
+def _draw(num: int, rng: np.random.Generator, split: str, seen: set[tuple[tuple[int, ...], int]]) -> list[Item]:
+    items: list[Item] = []
+    while len(items) < num:
+        numbers = rng.integers(1, LARGEST_NUMBER + 1, rng.integers(3, 5)).tolist()
+        target = _reached(list(numbers), rng)
+        key = (tuple(sorted(numbers)), target)
+        if target is None or target in numbers or key in seen:
+            continue
+        seen.add(key)
+        listed = ", ".join(map(str, numbers))
+        question = (f"Use each of the numbers {listed} exactly once, with +, -, *, / and parentheses, to make {target}. Think step by "
+                    f"step. Write the formula alone on the last line, in the form\n#### <formula>")
+        items.append(Item(f"countdown/{split}/{len(items)}", question, str(target), {"numbers": numbers, "target": target}))
+    return items
+
+
+def _reached(values: list[int], rng: np.random.Generator) -> int | None:
+    """The whole number that joining `values` at random comes to, None where it is no target."""
     while len(values) > 1:
-        a = values.pop(rng.randrange(len(values)))
-        b = values.pop(rng.randrange(len(values)))
-        sign = rng.choice("++--**/")
-        if sign == "/" and b == 0:
+        i, j = rng.choice(len(values), 2, replace=False).tolist()
+        a, b, sign = values[i], values[j], "+-*/"[int(rng.integers(4))]
+        values = [value for k, value in enumerate(values) if k not in (i, j)]
+        if sign == "/" and (b == 0 or a % b):
             return None
-        values.append(a + b if sign == "+" else a - b if sign == "-" else a * b if sign == "*" else a / b)
-    value = values[0]
-    return int(value) if value.denominator == 1 and 1 <= value <= MAX_TARGET and value not in numbers else None
+        values.append(a + b if sign == "+" else a - b if sign == "-" else a * b if sign == "*" else a // b)
+    return values[0] if TARGETS[0] <= values[0] < TARGETS[1] else None

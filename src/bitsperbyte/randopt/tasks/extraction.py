@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 MAX_ANSWER_CHARS = 500  # what is longer is no final answer
-_BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
-_SAID = re.compile(r"\b(?:answer|result)\s*(?:is|:|=)[:\s]*", re.IGNORECASE)
+_BOXED = re.compile(r"\\f?box(?:ed)?\s{0,2}(?:\{|([^\s{}\\$]))")
+_SAID = re.compile(r"\b(?:answer|result)(?:\s{1,2}\w+){0,4}?\s{0,2}(?:\bis\b|:|=)[:\s]*", re.IGNORECASE)
 _MATH = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\\n]|\\.)+?)(?<!\\)\$", re.DOTALL)
 _TAIL_CHARS = 4 * MAX_ANSWER_CHARS
 
@@ -24,10 +24,10 @@ def marked(text: str) -> Iterator[str]:
 
 
 def boxed(text: str) -> Iterator[str]:
-    r"""The content of each \boxed{} or \fbox{} with nested braces, the last one first."""
+    r"""The content of each \boxed{}, \fbox{} or bare `\boxed 5`, with nested braces, the last one first."""
     for match in reversed(list(_BOXED.finditer(text))):
-        end = closing_brace(text, match.end() - 1)
-        content = None if end is None else text[match.end() : end].strip()
+        end = None if match[1] else closing_brace(text, match.end() - 1)
+        content = match[1] if match[1] else "" if end is None else text[match.end() : end].strip()
         if content:
             yield content
 
@@ -41,7 +41,7 @@ def said(text: str) -> str | None:
     tail = text[matches[-1].end() :][:_TAIL_CHARS].lstrip("*_ \n\t")
     if math := _MATH.match(tail):
         return next(group for group in math.groups() if group is not None).strip()
-    return re.split(r"(?<=[^0-9])\.\s|\.\s*$|(?<=[0-9])\.\s|\n", tail, maxsplit=1)[0].strip().strip("*`").strip() or None
+    return re.split(r"\.(?:\s|$)|\n", tail, maxsplit=1)[0].strip().strip("*`").strip() or None
 
 
 def last_line(text: str) -> str | None:

@@ -1,139 +1,137 @@
-"""A user's own questions and answers, one JSON object a line:
+r"""A user's own questions and answers.
 
-    {"question": "Which planet is closest to the Sun?", "answer": "Mercury"}
+`task.data` is a file of JSON lines; docs/examples/questions.jsonl is an example. An answer may be a text or a number:
+
     {"question": "How many days has a leap year?", "answer": "366"}
+    {"question": "What is the capital of Australia?", "answer": "Canberra"}
 
-`task.question_field` and `task.answer_field` name other fields. `task.answers` says how answers compare: `text` (case, spaces and a
-trailing full stop do not matter), `number` (42 is 42.00), or `math` (by mathematical equivalence). docs/examples/questions.jsonl is an
-example. Without `task.test_data` the file is split by `task.seed`.
+`task.question_field` and `task.answer_field` name other fields. `task.answers` says how answers are compared: `text` (letter case, spacing
+and a full stop aside), `number` (exactly, however it is written) or `math` (by meaning, see equivalence.py). The prompt is the question
+and a sentence on where the answer is to stand: after #### (text, number) or in \boxed{} (math). A text without that mark is read as
+a person would: its last number; what it says the answer is; else its last line.
+
+The test questions come from `task.test_data`, or the file is split: the test set is drawn first with `task.seed`, then the train set. A
+question that stands twice is refused, with both lines, whether the answers agree or not: it could be trained on and tested.
 """
 
-import random
-import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bitsperbyte.randopt.config import TaskSection
-from bitsperbyte.randopt.tasks import equivalence
-from bitsperbyte.randopt.tasks.base import Grade, Item, check_disjoint, items_sha256
-from bitsperbyte.randopt.tasks.boxed import last_boxed
-from bitsperbyte.randopt.tasks.numbers import canonical, last_number, number
-from bitsperbyte.text.corpora import iter_rows
+from bitsperbyte.randopt.tasks.base import Grade, Item, items_sha256
+from bitsperbyte.randopt.tasks.equivalence import Equivalence
+from bitsperbyte.randopt.tasks.extraction import boxed, last_line, marked, said
+from bitsperbyte.randopt.tasks.latex import canonical
+from bitsperbyte.randopt.tasks.math500 import final_expression
+from bitsperbyte.randopt.tasks.numbers import final_number, number_text, parse_number
+from bitsperbyte.randopt.tasks.rows import enough, local_file, read_rows, shuffled, text_of
 
-_MARKED = re.compile(r"####\s*(.+)")
-_SAID = re.compile(r"answer(?:\s+is)?\s*[:=]?\s*(.+)", re.IGNORECASE)
+INSTRUCTIONS = {"text": "Write the final answer alone on the last line, in the form\n#### <answer>",
+                "number": "Write the final number alone on the last line, in the form\n#### <number>",
+                "math": "Put the final answer alone inside \\boxed{}."}
 
 
 class Jsonl:
     name: ClassVar[str] = "jsonl"
     version: ClassVar[str] = "1"
     kind: ClassVar[Literal["answers", "likelihood"]] = "answers"
-    default_max_new_tokens: ClassVar[int] = 256
+    default_max_new_tokens: ClassVar[int] = 512
     stop: tuple[str, ...] = ()
 
     def __init__(self, section: TaskSection) -> None:
         if section.data is None:
-            raise ValueError("task.data must name a file of questions and answers, one JSON object a line")
+            raise ValueError("task.data is missing: the task jsonl needs a file of JSON lines with questions and answers")
         self.section = section
+        self.answers = section.answers
         self.needs_processes = section.answers == "math"
-        rows = _read(Path(section.data), section)
-        if section.test_data is None:
-            wanted = section.num_train + section.num_test
-            _require(wanted, len(rows), f"task.num_train + task.num_test is {wanted}", section.data)
-            random.Random(f"split {section.seed}").shuffle(rows)
-            train, test = rows[: section.num_train], rows[section.num_train : wanted]
-        else:
-            test = _read(Path(section.test_data), section)
-            _require(section.num_train, len(rows), f"task.num_train is {section.num_train}", section.data)
-            _require(section.num_test, len(test), f"task.num_test is {section.num_test}", section.test_data)
-            train, test = rows[: section.num_train], test[: section.num_test]
-        self._train = [Item(f"jsonl/train/{where}", question, answer) for where, question, answer in train]
-        self._test = [Item(f"jsonl/test/{where}", question, answer) for where, question, answer in test]
-        check_disjoint(self._train, self._test)
+        self.equivalence = Equivalence()
+
+    @cached_property
+    def _split(self) -> tuple[list[Item], list[Item], list[dict[str, str]]]:
+        s = self.section
+        path = Path(s.data)
+        seen: dict[str, tuple[str, str]] = {}
+        items = self._read(path, "jsonl", seen)
+        if s.test_data is not None:
+            test = self._read(Path(s.test_data), "jsonl/test", seen)
+            enough(s.num_train, len(items), str(path), "task.num_train")
+            enough(s.num_test, len(test), s.test_data, "task.num_test")
+            return items[: s.num_train], test[: s.num_test], [local_file(path), local_file(Path(s.test_data))]
+        enough(s.num_train + s.num_test, len(items), str(path), "task.num_train + task.num_test")
+        order = [items[i] for i in shuffled(len(items), s.seed, "jsonl")]
+        return order[s.num_test : s.num_test + s.num_train], order[: s.num_test], [local_file(path)]
+
+    def _read(self, path: Path, name: str, seen: dict[str, tuple[str, str]]) -> list[Item]:
+        items = []
+        for where, row in read_rows(path):
+            question = text_of(row, self.section.question_field, where)
+            answer = self._reference(text_of(row, self.section.answer_field, where), where)
+            key = " ".join(question.split())
+            if key in seen:
+                other, other_answer = seen[key]
+                but = "" if answer == other_answer else f" with another answer ({other_answer!r} and {answer!r})"
+                raise ValueError(f"{where}: the question {key[:60]!r} stands already at {other}{but}: remove one of the two lines")
+            seen[key] = (where, answer)
+            items.append(Item(f"{name}/{where.rpartition(':')[2]}", question, answer))
+        if not items:
+            raise ValueError(f"{path} holds no question")
+        return items
+
+    def _reference(self, answer: str, where: str) -> str:
+        """The answer as it is compared. ValueError where it cannot be what `task.answers` says."""
+        if self.answers == "number":
+            value = parse_number(answer)
+            if value is None:
+                raise ValueError(f"{where}: the answer {answer[:60]!r} is not a number; set task.answers to text or math")
+            return number_text(value)
+        made = canonical(answer) if self.answers == "math" else plain_text(answer)
+        if not made:
+            raise ValueError(f"{where}: nothing is left of the answer {answer[:60]!r} to compare with")
+        return made
 
     def items(self) -> tuple[list[Item], list[Item]]:
-        return self._train, self._test
+        train, test, _ = self._split
+        return train, test
 
     def prompt(self, item: Item) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.section.system}] if self.section.system else []
-        closing = "Think it through, then give only the answer on a last line that begins with ####."
-        return [*system, {"role": "user", "content": f"{item.question}\n\n{closing}"}]
+        return [*system, {"role": "user", "content": f"{item.question.strip()}\n\n{INSTRUCTIONS[self.answers]}"}]
 
     def grade(self, item: Item, text: str) -> Grade:
-        answer = self._extract(text)
-        vote = None if answer is None else self._vote(answer)
+        """1 for the reference answer, else 0; a text that names no answer does not vote."""
+        if self.answers == "number":
+            value = final_number(text)
+            vote = answer = None if value is None else number_text(value)
+        elif self.answers == "math":
+            answer, vote = final_expression(text)
+        else:
+            answer = next((a for a in (*marked(text), *boxed(text), said(text), last_line(text)) if a and plain_text(a)), None)
+            vote = plain_text(answer) if answer else None
         if vote is None:
-            return Grade(answer, None, 0.0, False)
-        correct = self.equivalent(vote, self._vote(item.answer))
+            return Grade(None, None, 0.0, False)
+        correct = self.equivalent(vote, item.answer)
         return Grade(answer, vote, float(correct), correct)
 
     def equivalent(self, a: str, b: str) -> bool:
-        return a == b or (self.section.answers == "math" and equivalence.equivalent(a, b))
+        return self.equivalence.equal(a, b) if self.answers == "math" else a == b
+
+    def close(self) -> None:
+        """End the processes that compare mathematical answers."""
+        self.equivalence.close()
 
     def describe(self) -> dict[str, Any]:
-        s = self.section
-        return {"name": self.name, "version": self.version, "kind": self.kind, "data": s.data, "test_data": s.test_data,
-                "answers": s.answers, "system": s.system, "train_sha256": items_sha256(self._train),
-                "test_sha256": items_sha256(self._test), "num_train": len(self._train), "num_test": len(self._test)}
-
-    def _extract(self, text: str) -> str | None:
-        """What follows the last ####, else the last \\boxed{}, else what follows the last "answer is", else the last number or line."""
-        if marked := _MARKED.findall(text):
-            return marked[-1].strip() or None
-        if boxed := last_boxed(text):
-            return boxed.strip() or None
-        if self.section.answers == "number":
-            found = last_number(text)
-            return None if found is None else canonical(found)
-        if said := _SAID.findall(text):
-            return said[-1].strip() or None
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else None
-
-    def _vote(self, answer: str) -> str | None:
-        if self.section.answers == "number":
-            found = number(answer)
-            return None if found is None else canonical(found)
-        if self.section.answers == "math":
-            return equivalence.canonical_text(answer) or None
-        return " ".join(answer.casefold().split()).strip(" .!*\"'") or None
+        train, test, sources = self._split
+        return {"name": self.name, "version": self.version, "kind": self.kind, "answers": self.answers,
+                "data": " and ".join(source["path"] for source in sources), "files": sources, "seed": self.section.seed,
+                "train_sha256": items_sha256(train), "test_sha256": items_sha256(test), "num_train": len(train), "num_test": len(test),
+                "system": self.section.system}
 
 
 def open_task(section: TaskSection) -> Jsonl:
     return Jsonl(section)
 
 
-def _require(wanted: int, found: int, what: str, source: str) -> None:
-    if wanted > found:
-        raise ValueError(f"{what}, and {source} holds {found} questions: ask for fewer, or give more data")
-
-
-def _read(path: Path, section: TaskSection) -> list[tuple[str, str, str]]:
-    """(line number, question, answer) of each row; ValueError names the line of what is missing, empty or there twice."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}: task.data must name a .jsonl file of questions and answers")
-    rows: list[tuple[str, str, str]] = []
-    seen: dict[str, tuple[str, str]] = {}
-    for where, row in iter_rows(path):
-        question, answer = (_text(row, field, where) for field in (section.question_field, section.answer_field))
-        key = " ".join(question.split())
-        if key in seen:
-            first, other = seen[key]
-            says = "with the same answer" if other == answer else "with another answer"
-            raise ValueError(f"{where}: this question stands in line {first} too, {says}: remove one of them")
-        number_of_line = where.rpartition(":")[2]
-        if section.answers == "number" and number(answer) is None:
-            raise ValueError(f"{where}: the answer {answer[:40]!r} is no number, and task.answers is number: correct it, or take text")
-        seen[key] = number_of_line, answer
-        rows.append((number_of_line, question, answer))
-    return rows
-
-
-def _text(row: dict[str, Any], field: str, where: str) -> str:
-    value = row.get(field)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: the field {field!r} must hold text; it {'is missing' if field not in row else 'does not'} (other "
-                         "fields: set task.question_field, task.answer_field)")
-    return value.strip()
+def plain_text(text: str) -> str:
+    """Without letter case, emphasis, quotes, a final full stop and extra spaces."""
+    return " ".join(text.split()).strip("*_`\"'").rstrip(".!").strip("*_`\"' ").casefold()

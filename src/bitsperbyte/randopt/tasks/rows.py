@@ -8,26 +8,14 @@ from typing import Any
 import numpy as np
 
 from bitsperbyte.text import hub
+from bitsperbyte.text.corpora import iter_rows
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("FILE:LINE", row) of each line of a JSON lines file that is not empty. ValueError names the line that is no JSON object."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not valid UTF-8 at byte {error.start}: convert the file first") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: this line is not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f'{path}:{number}: this line is not an object like {{"question": ..., "answer": ...}}')
-        yield f"{path}:{number}", row
+    """("FILE:LINE", row) of each line of a JSON lines file. ValueError where there is no such file, or a line is no JSON object."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: a task's questions are read from a file of JSON lines")
+    yield from iter_rows(path)
 
 
 def text_of(row: dict[str, Any], field: str, where: str) -> str:
