@@ -125,7 +125,7 @@ def test_another_model_at_the_same_path_is_refused(run: Callable, config: Callab
 
 
 def test_bad_input_leaves_no_folder(run: Callable, config: Callable, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are 2,500 questions"):
+    with pytest.raises(ValueError, match="arithmetic has 2,500: ask for fewer"):
         run(config(task__num_test=2500))
     with pytest.raises(ValueError, match="there is no such slice"):
         run(config(heldout={"path": str(tmp_path / "no.jsonl"), "build_if_missing": False}))

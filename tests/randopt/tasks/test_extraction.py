@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bitsperbyte.randopt.tasks.extraction import MAX_ANSWER_CHARS, boxed, closing_brace, last_line, marked, said
 
-TEXTS = st.text(st.sampled_from(list("#{}\\$.*abx01 \n")) | st.sampled_from(["\\boxed{", "\\fbox {", "####", "answer is ", "\\("]))
+TEXTS = st.lists(st.sampled_from([*"#{}\\$.*abx01 \n", "\\boxed{", "\\fbox {", "####", "answer is ", "\\("])).map("".join)
 
 
 @given(TEXTS | st.text())
@@ -26,6 +26,10 @@ def test_the_content_of_a_box_is_taken_whole_however_nested(content: str, after:
                                   "\\boxed{\\frac{1}{2}} and \\boxed{\\frac{1}{", "\\boxed{\\frac{1}{2}}, as asked in \\boxed{}"])
 def test_the_last_whole_box_counts_wherever_it_stands(text: str) -> None:
     assert next(boxed(text)) == "\\frac{1}{2}"
+
+
+def test_a_box_without_braces_holds_one_sign() -> None:
+    assert list(boxed("\\boxed 5 or \\boxed{6}")) == ["6", "5"]
 
 
 def test_escaped_braces_do_not_close_a_box() -> None:

@@ -65,7 +65,7 @@ def test_mathematics_may_be_parsed(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["__import__('os').system('ls')", "().__class__", "eval(x)", "lambda: 0", "os.system", "9^9^9", "9^{9^9}", "9^{9999}", "x^{x^{x}}", "{9^9}^9^9", "(9!)!", "5!!",
-                                  "99999!", "\\input{x}", "\\write18", "\\def\\x{y}", "exec", "x" * 300, "(" * 50 + ")" * 50, "((1)", ")(", "9" * 40, "2**3", "a;b", "\"x\"", "x'", "x\ny", ""])
+                                  "99999!", "\\input{x}", "\\write18", "\\def\\x{y}", "exec", "x" * 300, "(" * 50 + ")" * 50, "((1)", ")(", "9" * 40, "2**3", "a;b", "\"x\"", "x'", ""])
 def test_hostile_and_foreign_texts_are_not_parsed(text: str) -> None:
     assert not is_expression(text)
     assert not is_expression(canonical(text)) or canonical(text) in ("2*3",)

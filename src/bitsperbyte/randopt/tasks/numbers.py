@@ -11,7 +11,7 @@ from bitsperbyte.randopt.tasks.extraction import boxed, marked
 
 MAX_DIGITS = 60
 _THOUSANDS = re.compile(r"\{,\}|,\\!\s*")
-_FRACTION = re.compile(r"([0-9]?)\s?\\[dtc]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dtc]?frac\s*([0-9])\s*([0-9])")
+_FRACTION = re.compile(r"([0-9]?)\s?\\[dtc]?frac\s{0,2}(?:\{\s*(-?[0-9]+)\s*\}\s{0,2}\{\s*([0-9]+)\s*\}|([0-9])\s{0,2}([0-9]))")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_^])"  # 2 is no number in cm2, cm^2 and x_2
     r"(?P<sign>(?<![)\]}])[-+])?(?:\\?[$€£¥]\s?)?(?P<inner_sign>-)?"
