@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import typer
+import yaml
 
 from bitsperbyte.__main__ import COMMAND_LINE_ERROR
 from bitsperbyte.cli import app
@@ -17,6 +20,9 @@ from bitsperbyte.golf.ledger import CAP_BYTES
 from bitsperbyte.golf.model import parameter_counts
 from bitsperbyte.golf.quantize import SCHEMES, payload_bytes
 from bitsperbyte.metric.windows import WindowPlan, non_overlapping, sliding
+from bitsperbyte.randopt import noise
+from bitsperbyte.randopt.config import RandOptConfig
+from bitsperbyte.randopt.tasks.registry import TASKS
 from bitsperbyte.run import outcome
 from bitsperbyte.run.config import load_config
 
@@ -27,10 +33,12 @@ README = (REPO / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
 METRIC = (REPO / "docs" / "metric.md").read_text(encoding="utf-8")
 GOLF = (REPO / "docs" / "golf.md").read_text(encoding="utf-8")
+RANDOPT = (REPO / "docs" / "randopt.md").read_text(encoding="utf-8")
 NAMED_FILE = re.compile(
     r"(?<![\w/.<>-])(?:src|docs|tests|configs|bench|cli|golf|metric|records|run|stats|text)/[\w/]+\.(?:py|md|yaml)\b"
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MODELS = {"golf": GolfConfig, "randopt": RandOptConfig}
 # of the machines this was written on; the project's text must hold everywhere
 FORBIDDEN = ("../shared", "/work/", "/root/", "/tmp/")
 
@@ -133,7 +141,7 @@ def test_documented_commands_parse(page: str, arguments: list[str]) -> None:
     context = command.make_context(command.name, rest)  # parses every value; runs nothing
     config = context.params.get("config")
     if config is not None:  # the file exists and takes the overrides
-        load_config(REPO / config, GolfConfig, context.params["set_"] or [])
+        load_config(REPO / config, MODELS[arguments[0]], context.params["set_"] or [])
 
 
 def test_a_wrong_command_would_be_seen() -> None:
@@ -252,3 +260,49 @@ def test_the_worked_windows_are_what_the_code_plans(title: str, plan: WindowPlan
     section = METRIC.partition(f"| {title}: feeds | scores |\n")[2].partition("\n\n")[0]
     stated = [row for row in table_rows(section) if ".." in row[0]]
     assert stated == [[f"{w.start}..{w.end - 1}", f"{w.first}..{w.end}"] for w in plan]
+
+
+def test_randopt_configs_are_listed_with_what_they_hold() -> None:
+    stated = {row[0].strip("`"): row[1:] for row in table_rows(RANDOPT) if row[0].startswith("`configs/")}
+    assert set(stated) == {p.relative_to(REPO).as_posix() for p in (REPO / "configs" / "randopt").glob("*.yaml")}
+    for path, row in stated.items():
+        c = load_config(REPO / path, RandOptConfig)
+        model = c.model.path.rpartition("/")[2] if c.model.path else "made by a golf run"
+        secondary = f" ({', '.join(map(str, c.search.secondary_k))})" if c.search.secondary_k else ""
+        gpu = f"{c.hardware.num_gpus} x {c.hardware.gpu}" if c.hardware.num_gpus > 1 else c.hardware.gpu or ""
+        assert row == [model, f"{c.task.name} {c.task.num_train} / {c.task.num_test}",
+                       f"{c.search.population}: {', '.join(map(str, c.noise.sigmas))}", f"{c.search.top_k}{secondary}", gpu], path
+
+
+def test_tasks_and_schemes_of_randopt_are_named() -> None:
+    named = {row[0].strip("`") for row in table_rows(RANDOPT)}
+    assert {*TASKS, *noise.SCHEMES} <= named
+
+
+def test_known_answers_of_the_noise_are_those_of_the_code() -> None:
+    answers = {row[0]: row[1] for row in table_rows(RANDOPT) if len(row) == 2}
+    name = "model.layers.0.self_attn.q_proj.weight"
+    identity, words = noise.tensor_id(name), lambda counter, key: noise.philox(np.array([counter], np.uint32), key)[0]
+    found = {
+        "Philox of counter 0 0 0 0, key 0 0": " ".join(f"{w:08x}" for w in words([0] * 4, 0)),
+        "Philox of counter 243f6a88 85a308d3 13198a2e 03707344, key a4093822 299f31d0": " ".join(
+            f"{w:08x}" for w in words([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], 0x299F31D0A4093822)),
+        f"tensor id of `{name}`": f"{identity:016x}",
+        "its block 0 under seed 12345": " ".join(f"{w:08x}" for w in words([0, 0, identity & 0xFFFFFFFF, identity >> 32], 12345)),
+        "its first eight signs (`rademacher`)": " ".join("+" if z > 0 else "-" for z in noise.noise(name, 12345, 0, 8)),
+        "its first four z (`binomial`)": " ".join(str(z) for z in noise.noise(name, 12345, 0, 4, "binomial")),
+        "bfloat16 0.02 (3ca4) as its first four weights, sigma 0.001": " ".join(f"{bits & 0xFFFF:04x}" for bits in noise.perturbed_reference(
+            torch.full((4,), 0.02, dtype=torch.bfloat16), name, 12345, 1e-3).view(torch.int16).tolist()),
+        "float32 1.0 as its weights 4 to 7, sigma 0.001": " ".join(f"{bits:08x}" for bits in noise.perturbed_reference(
+            torch.ones(4), name, 12345, 1e-3, offset=4).view(torch.int32).tolist()),
+    }
+    assert {what: answers.get(what) for what in found} == found
+
+
+def test_the_example_questions_are_a_config_away() -> None:
+    from bitsperbyte.randopt.tasks.registry import open_task
+
+    [text] = blocks(RANDOPT, "yaml")
+    section = RandOptConfig.model_validate(yaml.safe_load(text.replace("1e-3, 2e-3", "0.001, 0.002"))).task
+    train, test = open_task(section.model_copy(update={"data": str(REPO / section.data)})).items()
+    assert (len(train), len(test)) == (section.num_train, section.num_test)

@@ -72,6 +72,9 @@ def test_list_and_show(bpb, tmp_path: Path) -> None:
         "records/golf/2026-01-31_dead  crashed  no score  no artifact",
         "records/golf/2026-01-31_tiny_seed1  finished  0.0000 bpb (2.500 bytes/token)  no artifact",
     ]
+    make_run(tmp_path / "search", track="randopt", status="crashed", scores=[])
+    assert bpb("records", "add", "search")[0] == 0
+    assert bpb("records", "list")[1].splitlines()[2:] == ["records/randopt/2026-01-31_tiny_seed1  crashed  no result"]
     code, out, _ = bpb("records", "show", "run")
     assert code == 0 and json.loads(out)["unknown"] == {"kept": True}
 

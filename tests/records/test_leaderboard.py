@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from bitsperbyte.metric.bpb import Score
-from bitsperbyte.records.leaderboard import HEADER, hardware, render
-from bitsperbyte.records.schema import Record
+from bitsperbyte.records.leaderboard import HEADER, hardware, randopt_result, render
+from bitsperbyte.records.schema import RandOptPart, Record
 from bitsperbyte.records.store import write_record
 
 
@@ -30,7 +30,7 @@ def put(root: Path, folder: str, **changes) -> Record:
         **changes,
     }
     record = Record(**fields)
-    path = root / "golf" / f"{record.date}_{folder}"
+    path = root / record.track / f"{record.date}_{folder}"
     path.mkdir(parents=True)
     write_record(path / "record.json", record)
     return record
@@ -166,9 +166,94 @@ def test_text_cannot_break_the_table(tmp_path: Path) -> None:
     assert len(rows) == 1 and "\n" not in heading and rows[0]["date"] == "2026-01-31"
 
 
-def test_other_tracks_are_not_listed_under_golf(tmp_path: Path) -> None:
-    put(tmp_path, "other", track="randopt")
-    assert "other" not in render(tmp_path)
+def test_tracks_have_their_own_sections(tmp_path: Path) -> None:
+    put(tmp_path, "trained")
+    put(tmp_path, "searched", track="randopt", status="crashed")
+    golf, _, randopt = render(tmp_path).partition("## RandOpt")
+    assert "trained" in golf and "searched" not in golf and "searched" in randopt and "trained" not in randopt
+
+
+def test_a_full_row_of_a_search(tmp_path: Path, answers_part: dict) -> None:
+    root = tmp_path / "records"
+    provenance = {"device": "NVIDIA H200", "num_devices": 1, "commit": "0123456789abcdef", "dirty": True}
+    put(root, "s", track="randopt", seed=42, provenance=provenance, phases_s={"search": 4.0, "total": 2915.2}, randopt=answers_part)
+    ((heading, rows),) = tables(render(root)).items()
+    assert heading == "gsm8k, version 1: 200 test questions `cdcdcdcdcdcd`"
+    assert rows == [
+        {
+            "date": "2026-01-31",
+            "run": "[s](records/randopt/2026-01-31_s/)",
+            "commit": "`012345678`+",
+            "seed": "42",
+            "model": "tiny",
+            "hardware": "NVIDIA H200",
+            "pop": "8",
+            "K": "2",
+            "seeds/s": "2.00",
+            "tok/s": "9,045",
+            "prompts/s": "36.1",
+            "base acc": "25.0% [19.5, 31.4]",
+            "ensemble acc": "32.0% [25.9, 38.8]",
+            "random-K acc": "28.0% [26.0, 30.0]",
+            "base majority acc": "27.5% [21.8, 34.1]",
+            "best single acc": "31.0% [25.0, 37.7]",
+            "ensemble - base": "+7.0 [+2.0, +12.0]",
+            "ensemble - random-K": "+4.0 [-1.0, +9.0]",
+            "base bpb": "0.8015",
+            "mixture bpb": "0.7999",
+            "random mixture bpb": "0.7999 [0.7983, 0.8015]",
+            "held-out slice": "fineweb_256.jsonl `efefefef`, windows of 2048, 4.500 bytes/token",
+            "total s": "2,915",
+            "status": "finished",
+        }
+    ]
+
+
+def test_a_row_of_a_likelihood_search(tmp_path: Path, likelihood_part: dict) -> None:
+    put(tmp_path, "l", track="randopt", randopt=likelihood_part)
+    ((heading, (row,)),) = tables(render(tmp_path)).items()
+    assert heading == "likelihood, version 1: 64 test documents `abababababab`, 9,000 bytes scored, windows of 1024"
+    cells = {name: row[name] for name in row if name.startswith("test ") or name in ("tok/s", "base bpb", "bytes/token")}
+    assert cells == {"tok/s": "1,000", "test base": "0.8015", "test mixture": "0.7855", "test random mixtures": "0.7887 [0.7871, 0.7903]",
+                     "test mean member": "0.7935", "test best single": "0.7919", "bytes/token": "4.500", "base bpb": ""}
+
+
+def test_searches_share_a_table_only_on_equal_tests(tmp_path: Path, answers_part: dict, likelihood_part: dict, edited) -> None:
+    parts = [answers_part, likelihood_part, edited(likelihood_part, "task.context", 512)]
+    parts += [edited(answers_part, f"task.{name}", value) for name, value in
+              (("name", "math500"), ("version", "2"), ("test_sha256", "ee" * 32), ("test_sha256", None))]
+    for i, part in enumerate(parts):
+        put(tmp_path, f"run{i}", track="randopt", randopt=part)
+        put(tmp_path, f"twin{i}", track="randopt", randopt=part)
+    put(tmp_path, "dead", track="randopt", status="crashed")
+    found = tables(render(tmp_path))
+    assert found.pop("Runs without a result")[0]["status"] == "crashed"
+    assert len(found) == len(parts)
+    for rows in found.values():
+        assert len(rows) == 2 and len({r["run"].split("]")[0][-1] for r in rows}) == 1
+
+
+def test_controls_that_were_off_are_blank(tmp_path: Path, answers_part: dict, edited) -> None:
+    off = {"enabled": False, "why": "turned off"}
+    made = answers_part
+    for name in ("random_k", "base_majority", "best_single"):
+        made = edited(made, f"controls.{name}", off)
+    made = edited(edited(made, "tests", []), "heldout", off)
+    put(tmp_path, "bare", track="randopt", randopt=made)
+    ((_, (row,)),) = tables(render(tmp_path)).items()
+    blank = {name for name in row if name.endswith(" acc") and not row[name]}
+    assert blank == {"random-K acc", "base majority acc", "best single acc"}
+    assert not any(row[name] for name in row if "bpb" in name or name.startswith("ensemble -"))
+
+
+def test_a_result_in_one_line(answers_part: dict, likelihood_part: dict) -> None:
+    assert randopt_result(None) == "no result"
+    assert randopt_result(RandOptPart(**answers_part)) == (
+        "base 25.0% [19.5, 31.4], ensemble 32.0% [25.9, 38.8], random-K 28.0% [26.0, 30.0]"
+    )
+    assert randopt_result(RandOptPart(**likelihood_part)) == (
+        "base 0.8015, ensemble 0.7855, random-K 0.7887 [0.7871, 0.7903] bpb (4.500 bytes/token)"
+    )
 
 
 def test_damaged_record_stops_rendering(tmp_path: Path) -> None:

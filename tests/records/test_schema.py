@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bitsperbyte.metric.bpb import Score
-from bitsperbyte.records.schema import ArtifactPart, Record, ScoreRow
+from bitsperbyte.records.schema import AccuracyPart, ArtifactPart, LossPart, RandOptPart, Record, ScoreRow
 
 BARE = {"track": "golf", "name": "baseline", "status": "crashed", "created_utc": "2026-01-31T12:00:00+00:00"}
 
@@ -107,3 +107,137 @@ def test_a_ledger_that_does_not_add_up_is_refused(change: dict) -> None:
     ArtifactPart(**sums)
     with pytest.raises(ValidationError, match="is not"):
         ArtifactPart(**{**sums, **change})
+
+
+# -- randopt ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_randopt_part_round_trips_with_what_it_does_not_know(any_part: dict) -> None:
+    any_part["mood"] = {"good": True}
+    any_part["ensemble"]["votes"] = "votes.npz"
+    record = Record(**{**BARE, "track": "randopt", "randopt": any_part})
+    again = Record.model_validate_json(record.model_dump_json())
+    assert again == record and json.loads(record.model_dump_json())["randopt"]["mood"] == {"good": True}
+    assert again.randopt.ensemble.model_extra["votes"] == "votes.npz"
+    kind = LossPart if any_part["task"]["kind"] == "likelihood" else AccuracyPart
+    assert all(type(result) is kind for result in again.randopt.results().values())
+
+
+def test_assigning_a_dict_makes_a_part_and_checks_it(answers_part: dict, edited) -> None:
+    record = Record(**{**BARE, "track": "randopt"})
+    assert record.randopt is None
+    record.randopt = answers_part
+    assert record.randopt.ensemble.test.num_correct == 64
+    with pytest.raises(ValidationError):
+        record.randopt = edited(answers_part, "ensemble.test.num_correct", 65)
+
+
+COMMON = [
+    ("population.size", lambda n: n + 1),
+    ("population.best_sigma", 1e-3),
+    ("population.best_sigma", 5e-3),
+    ("population.per_sigma.0.mean", 0.9),
+    ("population.per_sigma.0.standard_error", lambda x: x / 2),
+    ("population.per_sigma.1.share_above_base", 0.55),
+    ("selection.top_k", 1),
+    ("selection.members.1.rank", 1),
+    ("selection.members.1.index", 3),
+    ("selection.members.1.train_reward", 0.9),
+    ("ensemble.k", 3),
+    ("controls.random_k.low", lambda x: x - 1e-4),
+    ("controls.random_k.high", lambda x: x - 1e-4),
+    ("controls.random_k.k", None),
+    ("controls.random_k.enabled", False),  # without saying why
+    ("controls.best_single.test", None),
+    ("tests.0.low", 9.0),
+]
+OF_ANSWERS = [
+    ("base.test.num_correct", 51),
+    ("base.test.num", 201),
+    ("base.test.accuracy", lambda x: x + 1e-6),
+    ("ensemble.test.low", lambda x: x + 1e-6),
+    ("ensemble.test.high", 1.0),
+    ("ensemble.test.num_correct", 201),
+    ("secondary.0.test.accuracy", 0.99),
+    ("controls.base_majority.test.accuracy", 0.99),
+    ("selection.members.0.test_accuracy", 0.99),
+    ("controls.random_k.accuracies.0", 0.31),
+    ("controls.random_k.accuracies", []),
+    ("controls.random_k.num_subsets", 4),
+    ("controls.random_k.mean", lambda x: x - 1e-6),
+    ("tests.0.difference", lambda x: x + 1e-6),
+    ("tests.0.difference_bpb", 0.1),
+    ("tests.0.p_mcnemar", lambda p: p / 2),
+    ("tests.0.only_a", 21),
+    ("heldout.base.nats", lambda x: x * 1.001),
+    ("heldout.mixture.bpb", lambda x: x - 1e-3),
+    ("heldout.random_mixture.mean_bpb", lambda x: x - 1e-6),
+    ("heldout.random_mixture.num_mixtures", 3),
+    ("heldout.differences.0.difference_bpb", lambda x: x - 1e-6),
+]
+OF_LIKELIHOOD = [
+    ("base.test.bpb", lambda x: x - 1e-6),
+    ("ensemble.test.num_tokens", 2001),
+    ("controls.random_k.mean_bpb", lambda x: x - 1e-6),
+    ("controls.random_k.scores.1.nats", lambda x: x - 1),
+    ("controls.base_majority.why", None),
+    ("tests.0.difference_bpb", lambda x: x - 1e-6),
+]
+
+
+@pytest.mark.parametrize(("dotted", "change"), COMMON)
+def test_an_edited_figure_of_any_part_is_refused(any_part: dict, edited, dotted: str, change) -> None:
+    RandOptPart(**any_part)
+    with pytest.raises(ValidationError):
+        RandOptPart(**edited(any_part, dotted, change))
+
+
+@pytest.mark.parametrize(("dotted", "change"), OF_ANSWERS)
+def test_an_edited_figure_of_answers_is_refused(answers_part: dict, edited, dotted: str, change) -> None:
+    with pytest.raises(ValidationError):
+        RandOptPart(**edited(answers_part, dotted, change))
+
+
+@pytest.mark.parametrize(("dotted", "change"), OF_LIKELIHOOD)
+def test_an_edited_figure_of_a_likelihood_is_refused(likelihood_part: dict, edited, dotted: str, change) -> None:
+    with pytest.raises(ValidationError):
+        RandOptPart(**edited(likelihood_part, dotted, change))
+
+
+def test_results_of_other_questions_and_texts_are_refused(answers_part: dict, likelihood_part: dict, edited) -> None:
+    other = {"num_correct": 0, "num": 100, "accuracy": 0.0, "low": 0.0, "high": AccuracyPart(**_none_of(100)).high}
+    with pytest.raises(ValidationError, match="different questions or text"):
+        RandOptPart(**edited(answers_part, "controls.base_majority.test", other))
+    longer = Score(5000.0, 9001, 2000).to_dict()
+    with pytest.raises(ValidationError, match="different questions or text"):
+        RandOptPart(**edited(likelihood_part, "controls.best_single.test", longer))
+    with pytest.raises(ValidationError, match="different text"):
+        RandOptPart(**edited(answers_part, "heldout.best_single", longer))
+
+
+def _none_of(num: int) -> dict:
+    z2 = 1.959963984540054**2  # Wilson's upper end for no successes is z^2 / (n + z^2)
+    return {"num_correct": 0, "num": num, "accuracy": 0.0, "low": 0.0, "high": z2 / (num + z2)}
+
+
+def test_a_mixture_cannot_be_worse_than_its_mean_member(answers_part: dict, edited) -> None:
+    worse = Score(5051.0, 9000, 2000).to_dict()
+    made = edited(edited(answers_part, "heldout.mixture", worse), "heldout.differences", [])
+    with pytest.raises(ValidationError, match="worse than its mean member"):
+        RandOptPart(**made)
+
+
+def test_controls_that_did_not_run_say_why(answers_part: dict, edited) -> None:
+    off = {"enabled": False, "why": "turned off: controls.random_k"}
+    made = answers_part
+    for name in ("random_k", "base_majority", "best_single"):
+        made = edited(made, f"controls.{name}", off)
+    made = edited(made, "heldout.random_mixture", off)
+    part = RandOptPart(**made)
+    assert not part.controls.random_k.enabled and set(part.results()) == {"base", "ensemble"}
+
+
+def test_a_sigma_with_one_member_has_no_spread(answers_part: dict, edited) -> None:
+    one = {"sigma": 2e-3, "num": 1, "mean": 0.5, "sd": None, "standard_error": None, "share_above_base": 1.0}
+    part = RandOptPart(**edited(edited(answers_part, "population.per_sigma.1", one), "population.size", 5))
+    assert part.population.per_sigma[1].sd is None

@@ -169,3 +169,56 @@ def test_a_record_of_another_artifact_is_not_added(tmp_path: Path, run_dir: Path
     (run_dir / "artifact.bpb").unlink()  # a record may travel without its artifact
     add_record(run_dir, tmp_path / "records", "alone")
     assert [path.name for path, _ in iter_records(tmp_path / "records")] == ["2026-01-31_alone", "2026-01-31_whole"]
+
+
+# -- randopt ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searched_dir(tmp_path: Path, answers_part: dict) -> Path:
+    """The folder of a randopt run: its journal holds the selected members and six others."""
+    members = {m["index"]: (m["seed"], m["sigma"], m["train_reward"]) for m in answers_part["selection"]["members"]}
+    rows = [{"phase": "base_train", "index": -1, "seed": None, "sigma": None, "reward": 0.5}]
+    for index in range(8):
+        seed, sigma, reward = members.get(index, (100 + index, 2e-3, 0.1))
+        rows.append({"phase": "search", "index": index, "seed": seed, "sigma": sigma, "reward": reward})
+    with RunFolder.open(tmp_path / "search", resume=False, kind="randopt") as folder:
+        for name in ("config.yaml", "run.log", "train.log"):
+            folder.write_atomic(name, "x\n")
+        lines = [json.dumps({"journal": 1, "identity": {}}), *map(json.dumps, rows)]
+        folder.write_atomic("journal.jsonl", "\n".join(lines) + "\n")
+        write_record(folder.path / "record.json", make(track="randopt", scores=[], randopt=answers_part))
+    return tmp_path / "search"
+
+
+def test_a_search_is_added_with_its_journal(tmp_path: Path, searched_dir: Path) -> None:
+    folder = add_record(searched_dir, tmp_path / "records")
+    assert folder.parent.name == "randopt"
+    assert sorted(p.name for p in folder.iterdir()) == ["config.yaml", "journal.jsonl", "record.json", "run.log"]
+    assert read_record(folder).randopt == read_record(searched_dir).randopt
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"reward": 0.7', '"reward": 0.71', "does not hold the member of rank 1"),
+        ('"seed": 12', '"seed": 13', "does not hold the member of rank 2"),
+        ('"index": 3', '"index": 9', "does not hold the member of rank 1"),
+        ('"phase": "search", "index": 5', '"phase": "test", "index": 5', "holds 7 seeds and the record beside it is of 8"),
+        ('"phase": "search", "index": 5', 'phase', "line 8 is not JSON"),
+    ],
+)
+def test_a_record_of_another_journal_is_not_added(tmp_path: Path, searched_dir: Path, old: str, new: str, expected: str) -> None:
+    path = searched_dir / "journal.jsonl"
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=expected):
+        add_record(searched_dir, tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+    path.unlink()  # a record may travel without its journal
+    assert not (add_record(searched_dir, tmp_path / "records") / "journal.jsonl").exists()
+
+
+def test_a_crashed_search_is_added_too(tmp_path: Path, searched_dir: Path) -> None:
+    write_record(searched_dir / "record.json", make(track="randopt", scores=[], status="crashed", error="boom"))
+    assert read_record(add_record(searched_dir, tmp_path / "records")).status == "crashed"

@@ -33,10 +33,14 @@ def render(
 
 @app.command("list")
 def list_records(root: Root = Path("records")) -> None:
-    """One line for each record: folder, status, bpb of the artifact, total bytes."""
+    """One line for each record: folder, status, and its result: bpb and bytes of an artifact; base, ensemble and random ensembles."""
+    from bitsperbyte.records.leaderboard import randopt_result
     from bitsperbyte.records.store import iter_records
 
     for folder, record in iter_records(root):
+        if record.track == "randopt":
+            print(f"{folder}  {record.status}  {randopt_result(record.randopt)}")
+            continue
         row = record.score("artifact")
         bpb = f"{row.bpb:.4f} bpb ({row.bytes_per_token:.3f} bytes/token)" if row else "no score"
         size = (

@@ -9,6 +9,7 @@ each sequence its own cache: a answer tokens after p prompt tokens read about a 
 writes the live weights.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,18 +17,20 @@ from typing import Any
 
 import torch
 
-from bitsperbyte.randopt.config import ModelSection, RandOptConfig
+from bitsperbyte.randopt.config import ModelSection, RandOptConfig, TaskSection
 from bitsperbyte.randopt.engines.decode import PREFILL_TOKENS, WIDTH_STEP
 from bitsperbyte.randopt.engines.native import LOGIT_BYTES, SOFTMAX_BYTES
 from bitsperbyte.randopt.engines.registry import ENGINES, engine_name
+from bitsperbyte.randopt.tasks.registry import open_task
 
 GIB = 2**30
 # Of answers and prompts, on average: GSM8K and MATH-500 as recorded for Qwen2.5-7B-Instruct, arithmetic by characters.
 ANSWER_TOKENS = {"gsm8k": 251, "math500": 684, "arithmetic": 3}
-PROMPT_TOKENS = {"arithmetic": 12}
+PROMPT_TOKENS = {"arithmetic": 7}
 OTHER_PROMPT_TOKENS = 150
 BYTES_PER_TOKEN = 4.5  # of English text under vocabularies of 50,000 to 150,000
 DOCUMENT_TOKENS = 1_000  # of a document whose text is not at hand
+ARITHMETIC_DOCUMENT_TOKENS = 10  # held-out documents of the arithmetic task are one question and its answer, by characters
 MODEL_FLOPS_SHARE = 0.5  # of the peak that a forward pass reaches
 GRAPHS_BYTES = round(0.59 * GIB)  # recorded for 51 captured decode steps of a 7B model
 HOST_BYTES_PER_S = 40e9  # pinned memory to GPU over PCIe 5; 25 to 55 GB/s are seen
@@ -177,13 +180,14 @@ class Plan:
         """The plan as a table for a person."""
         shape, memory = self.shape, self.memory
         rows = [("model", f"{shape.num_parameters:,} parameters, {shape.num_layers} layers ({shape.source})")]
-        rows += [(f"memory a GPU, {name}", f"{size / GIB:,.2f} GiB") for name, size in memory.parts.items()]
+        where = "memory" if memory.available_bytes is None else "memory a GPU"
+        rows += [(f"{where}, {name}", _size(size)) for name, size in memory.parts.items()]
         if memory.pinned_bytes:
-            rows.append(("pinned CPU memory, base weights", f"{memory.pinned_bytes / GIB:,.2f} GiB"))
-        total = f"{memory.total_bytes / GIB:,.2f} GiB"
+            rows.append(("pinned CPU memory, base weights", _size(memory.pinned_bytes)))
+        total = _size(memory.total_bytes)
         if memory.available_bytes is not None:
-            total += f" of {memory.available_bytes / GIB:,.1f}: {'fits' if memory.fits else 'does not fit'}"
-        rows.append(("memory a GPU, total", total))
+            total += f" of {_size(memory.available_bytes)}: {'fits' if memory.fits else 'does not fit'}"
+        rows.append((f"{where}, total", total))
         if memory.positions:
             rows.append(("sequences at once", f"{memory.num_sequences:,} of {memory.positions:,} tokens"))
         rows += [(phase.name, _phase_text(phase)) for phase in self.phases]
@@ -200,9 +204,8 @@ def plan(config: RandOptConfig) -> Plan:
     """The plan of a config. ValueError where the model's shape is nowhere to be read, or the task is refused."""
     shape, task, gpu = model_shape(config.model), config.task, gpu_of(config.hardware.gpu)
     if task.name == "likelihood":
-        work = Work(task.num_train, _document_tokens(config), 0, 0)
+        work = Work(task.num_train, _document_tokens(task), 0, 0)
     else:
-        from bitsperbyte.randopt.tasks.registry import open_task  # TMP
         limit = task.max_new_tokens or open_task(task).default_max_new_tokens
         prompt, answer = PROMPT_TOKENS.get(task.name, OTHER_PROMPT_TOKENS), ANSWER_TOKENS.get(task.name, limit)
         work = Work(task.num_train, prompt, min(answer, limit), limit)
@@ -253,7 +256,7 @@ def _phases(config: RandOptConfig, train: Work, seed_time: Callable[[Work], Seed
     members = round(best + pool * (1 - best / search.population))  # the pool is expected to hold some of the best
     samples = search.top_k if controls.base_majority and train.answer else 0
     test = replace(train, num=config.task.num_test)
-    text = Work(config.heldout.num_docs, DOCUMENT_TOKENS, 0, 0)
+    text = Work(config.heldout.num_docs, _held_out_tokens(config), 0, 0)
     planned = [("base, train set", 1, train, 0), ("search", search.population, train, search.population),
                ("base, test set", 1, test, 0), ("members, test set", members, test, members), ("samples of the base", samples, test, 0),
                ("held-out text", 1 + members if config.heldout.enabled else 0, text, members)]
@@ -330,6 +333,7 @@ def _transformers_shape(model: ModelSection) -> ModelShape:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = Path(model.path).expanduser()
+    unreachable = None
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -339,12 +343,14 @@ def _transformers_shape(model: ModelSection) -> ModelShape:
         source, place = "config.json in its folder", path
     else:
         source, place, options["revision"] = "config.json on the hub", model.path, model.revision
+        unreachable = _why_no_hub(model)
+        options["local_files_only"] = unreachable is not None  # a copy in the hub's cache will do
     try:
         loaded = AutoConfig.from_pretrained(place, **options)
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(loaded, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = " ".join((unreachable or str(error)).split())[:200]
         raise ValueError(f"the shape of {model.path} cannot be read from the {source} ({why}): give a folder with a config.json, a "
                          f".gguf file, or a model known here ({', '.join(KNOWN_SHAPES)})") from error
     text = loaded.get_text_config()
@@ -355,18 +361,30 @@ def _transformers_shape(model: ModelSection) -> ModelShape:
                       getattr(text, "head_dim", None) or text.hidden_size // heads, text.vocab_size)
 
 
+def _why_no_hub(model: ModelSection) -> str | None:
+    """None where the hub knows the model and lets it be seen; otherwise why not. One request, since a plan should not wait."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi(endpoint=os.environ.get("HF_ENDPOINT", "").rstrip("/") or None).model_info(model.path, revision=model.revision, timeout=10)
+    except (errors.HTTPError, OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def _document_tokens(config: RandOptConfig) -> int:
-    """Tokens of a document that is scored, on average: of the likelihood task's own files where they are here."""
-    task = config.task
-    if task.name != "likelihood" or task.data is None or not Path(task.data).exists():
+def _document_tokens(task: TaskSection) -> int:
+    """Tokens of a likelihood task's document on average, where its files are here."""
+    if any(path is not None and not Path(path).exists() for path in (task.data, task.test_data)):
         return DOCUMENT_TOKENS
-    from bitsperbyte.randopt.tasks.registry import open_task  # TMP
     train, test = open_task(task).items()
-    sizes = [len(item.question.encode()) for item in (*train, *test)]
-    return round(sum(sizes) / len(sizes) / BYTES_PER_TOKEN)
+    return round(sum(len(item.question.encode()) for item in (*train, *test)) / (len(train) + len(test)) / BYTES_PER_TOKEN)
+
+
+def _held_out_tokens(config: RandOptConfig) -> int:
+    return ARITHMETIC_DOCUMENT_TOKENS if config.heldout.source == "arithmetic" else DOCUMENT_TOKENS
 
 
 def _assumptions(config: RandOptConfig, work: Work, gpu: Gpu | None) -> list[str]:
@@ -377,7 +395,7 @@ def _assumptions(config: RandOptConfig, work: Work, gpu: Gpu | None) -> list[str
     else:
         texts.append(f"{work.prompt:,} tokens a document")
     if config.heldout.enabled:
-        texts.append(f"{DOCUMENT_TOKENS:,} tokens a document of held-out text")
+        texts.append(f"{_held_out_tokens(config):,} tokens a document of held-out text")
     if gpu is not None:
         texts.append(f"{gpu.bytes_per_s / 1e12:g} TB/s and {MODEL_FLOPS_SHARE:.0%} of {gpu.flops / 1e12:,.0f} TFLOP/s, the vendor's "
                      "peaks; launching, kernels below them and grading come on top")
@@ -417,6 +435,10 @@ def _phase_text(phase: Phase) -> str:
     what = f"{phase.num_models:,} x {phase.num_items:,}"
     what += f", {phase.generated_tokens:,} tokens generated" if phase.generated_tokens else f", {phase.read_tokens:,} tokens scored"
     return what if phase.seconds is None else f"{what}, at least {_duration(phase.seconds)}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:,.2f} MiB"
 
 
 def _duration(seconds: float) -> str:

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from bitsperbyte.records.schema import SCHEMA_VERSION, Record
 from bitsperbyte.run.config import error_sentences
-from bitsperbyte.run.folder import lock_holder, write_atomic
+from bitsperbyte.run.folder import lock_holder, read_jsonl, write_atomic
 
 RECORD, ARTIFACT = "record.json", "artifact.bpb"
-# What else is evidence. metrics.jsonl of a long run is large, and the record holds what was drawn from it.
-EVIDENCE = ("config.yaml", "train.log", "metrics.jsonl")
+JOURNAL = "journal.jsonl"
+# What else is evidence, by track. metrics.jsonl and journal.jsonl of a long run are large, and the record holds what was drawn from them.
+EVIDENCE = {"golf": ("config.yaml", "train.log", "metrics.jsonl"), "randopt": ("config.yaml", "run.log", JOURNAL)}
 MAX_EVIDENCE_BYTES = 2 * 2**20
 
 
@@ -100,14 +101,15 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
     """Copy a run's record, config and log to `root`/<track>/<date>_<slug>/ and return that folder.
 
     The slug is the run's name and seed unless given. The folder appears whole or not at all. Raises ValueError for a
-    run that is still in use, has no record or one of another artifact than the folder's, or whose place is taken: an earlier record
-    is never overwritten.
+    run that is still in use, has no record or one of another artifact or journal than the folder's, or whose place is taken: an earlier
+    record is never overwritten.
     """
     run_dir = Path(run_dir)
     if holder := lock_holder(run_dir):
         raise ValueError(f"{run_dir} is in use by {holder}: add the record when the run has ended")
     record = read_record(run_dir)
     _check_artifact(run_dir / ARTIFACT, record)
+    _check_journal(run_dir / JOURNAL, record)
     if slug is None:
         slug = record.name if record.seed is None else f"{record.name}_seed{record.seed}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", slug):
@@ -121,7 +123,7 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
     partial.mkdir(parents=True)
     try:
         write_record(partial / RECORD, record)
-        for name in EVIDENCE:
+        for name in EVIDENCE[record.track]:
             source = run_dir / name
             if source.is_file() and source.stat().st_size <= MAX_EVIDENCE_BYTES:
                 write_atomic(partial / name, source.read_bytes())
@@ -143,6 +145,21 @@ def _check_artifact(path: Path, record: Record) -> None:
             f"{path} has sha256 {found[:16]}... and the record beside it is of {stated[:16]}...: put back the artifact "
             "that was recorded, or run again"
         )
+
+
+def _check_journal(path: Path, record: Record) -> None:
+    """ValueError where the journal beside a finished randopt run's record is not the one that the record was made of."""
+    if record.randopt is None or not path.is_file():
+        return
+    rows, _ = read_jsonl(path)
+    searched = {row.get("index"): (row.get("seed"), row.get("sigma"), row.get("reward")) for row in rows if row.get("phase") == "search"}
+    if len(searched) != record.randopt.population.size:
+        raise ValueError(f"{path} holds {len(searched)} seeds and the record beside it is of {record.randopt.population.size}: resume the run "
+                         "to its end, or put back its journal")
+    for member in record.randopt.selection.members:
+        if searched.get(member.index) != (member.seed, member.sigma, member.train_reward):
+            raise ValueError(f"{path} does not hold the member of rank {member.rank} as the record beside it states it: one of the two was "
+                             "changed after the run; restore it, or run again")
 
 
 def _record_file(path: Path) -> Path:

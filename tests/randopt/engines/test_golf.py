@@ -15,7 +15,7 @@ from bitsperbyte.golf.artifact import read_artifact, write_artifact
 from bitsperbyte.golf.evaluate import Protocol, evaluate
 from bitsperbyte.golf.model import GolfModel, ModelConfig
 from bitsperbyte.metric.bpb import Score
-from bitsperbyte.randopt.config import GolfSection, RandOptConfig
+from bitsperbyte.randopt.config import GolfSection, ModelSection, RandOptConfig
 from bitsperbyte.randopt.engines import golf
 from bitsperbyte.randopt.engines.base import Sampling
 from bitsperbyte.randopt.engines.golf import CachedNetwork, GolfEngine, golf_config, open_engine
@@ -250,6 +250,21 @@ def test_wrong_settings_of_the_golf_run_are_named(changes: dict[str, Any], words
 def test_the_corpus_is_the_data_whatever_the_name_of_the_folder(tmp_path: Path) -> None:
     config = golf_config(GolfSection(settings=TINY), tmp_path / "data")
     assert config.data.path == str(tmp_path / "data") and config.schedule.max_steps == 12
+
+
+def test_the_shape_for_a_plan_needs_no_training(tmp_path: Path) -> None:
+    model = model_of(NETWORKS["recurrent"])
+    write_artifact(tmp_path / "artifact.bpb", state=dict(model.named_parameters()), model=model.config, tokenizer_sha256="0" * 64,
+                   scheme="int8", codec="zlib")
+    for path in (tmp_path, tmp_path / "artifact.bpb"):
+        shape = golf.plan_shape(ModelSection(path=str(path)))
+        assert shape["num_parameters"] == sum(p.numel() for p in model.parameters()) and shape["source"] == "header of its artifact"
+        c = model.config
+        cache = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_width"] * 4
+        assert cache == CachedNetwork(model, 8).row_bytes(1) and (shape["width"], shape["vocab_size"]) == (c.dim, c.vocab_size)
+    made = golf.plan_shape(ModelSection(golf=GolfSection(settings=TINY)))
+    of_settings = GolfModel(golf_config(GolfSection(settings=TINY), tmp_path).model_dataclass())
+    assert made["num_parameters"] == sum(p.numel() for p in of_settings.parameters()) and "settings" in made["source"]
 
 
 def test_artifacts_and_run_folders_are_opened(tmp_path: Path) -> None:

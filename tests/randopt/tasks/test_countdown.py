@@ -37,7 +37,8 @@ def by_python(text: str) -> Fraction | None:
 def formulas() -> st.SearchStrategy[str]:
     numbers = st.integers(0, 99).map(str)
     return st.recursive(numbers, lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from("+-*/"), inner).map(" ".join), inner.map("({})".format), inner.map("-{}".format)), max_leaves=8)
+        st.tuples(inner, st.sampled_from("+-*/"), inner).map(" ".join), inner.map("({})".format), inner.map("-{}".format)),
+                        max_leaves=8)
 
 
 def solvable(numbers: list[int], target: int) -> bool:
@@ -77,7 +78,8 @@ def test_any_text_is_judged(text: str) -> None:
     assert grade.correct <= (grade.vote == "24")
 
 
-@pytest.mark.parametrize("text", ["2*3*4 ** 5", "__import__('os')", "2*3*4)", "(2*3*4", "2 3 4", "2*3*4 or so", "", "+2*3*4", "2.0*3*4",
+@pytest.mark.parametrize("text", ["2*3*4 ** 5", "__import__('os')", "2*3*4)", "(2*3*4", "2 3 4", "2*3*4 or so", "", "+2*3*4",
+                                  "2.0*3*4",
                                   "(" * 500 + "2*3*4" + ")" * 500])
 def test_what_is_no_formula_does_not_vote(text: str, task: Countdown) -> None:
     grade = task.grade(Item("x", "", "24", {"numbers": [2, 3, 4], "target": 24}), f"<answer>{text}</answer>")
@@ -85,8 +87,10 @@ def test_what_is_no_formula_does_not_vote(text: str, task: Countdown) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("2*3*4", 24), ("2*3*4 = 24", 24), ("24 = 2*3*4", 24), ("2 × 3 × 4", 24), ("2 \\times 3 \\times 4.", 24), ("(4-2)/3", Fraction(2, 3)),
-    ("2 x 3 x 4", 24), ("\\frac{2 \\cdot 3}{4}", Fraction(3, 2)), ("\\left(2+3\\right)*4", 20), ("(2+4)*3 = 6*3 = 18", 18), ("2*3*4 = 25", 24),
+    ("2*3*4", 24), ("2*3*4 = 24", 24), ("24 = 2*3*4", 24), ("2 × 3 × 4", 24), ("2 \\times 3 \\times 4.", 24),
+    ("(4-2)/3", Fraction(2, 3)),
+    ("2 x 3 x 4", 24), ("\\frac{2 \\cdot 3}{4}", Fraction(3, 2)), ("\\left(2+3\\right)*4", 20), ("(2+4)*3 = 6*3 = 18", 18),
+    ("2*3*4 = 25", 24),
     ("2*3*4 = 4*3*2", None), ("2*3", None), ("2*3*4*1", None), ("2*2*3*4", None), ("4/(2-2)*3", None),
     ("2*3*4 = twenty-four", None),
 ])
@@ -95,7 +99,8 @@ def test_exactly_the_numbers_on_exactly_one_side(text: str, value: Fraction | No
 
 
 @pytest.mark.parametrize(("text", "formula"), [
-    ("<answer>1+2</answer> no: <answer>3*4</answer>", "3*4"), ("#### 1+2\n#### 3*4", "3*4"), ("so \\boxed{3*4}", "3*4"), ("first\n\n 3*4 \n", "3*4"),
+    ("<answer>1+2</answer> no: <answer>3*4</answer>", "3*4"), ("#### 1+2\n#### 3*4", "3*4"), ("so \\boxed{3*4}", "3*4"),
+    ("first\n\n 3*4 \n", "3*4"),
     ("#### 3*4\nas asked: #### <formula>", "3*4"), ("Final answer: 3*4", "3*4"), (" \n", None)])
 def test_the_last_formula_counts(text: str, formula: str | None) -> None:
     assert final_formula(text) == formula
@@ -108,7 +113,8 @@ def test_an_invalid_last_answer_is_not_replaced_by_an_earlier_one(task: Countdow
 
 def test_the_reward_is_the_accuracy_and_nothing_for_the_form(task: Countdown) -> None:
     item = Item("x", "", "24", {"numbers": [2, 3, 4], "target": 24})
-    assert [task.grade(item, text).reward for text in ("#### 2*3*4", "<think>a</think>\n<answer>2+3+4</answer>", "2*3*4 = 24")] == [1, 0, 1]
+    assert [task.grade(item, text).reward for text in ("#### 2*3*4", "<think>a</think>\n<answer>2+3+4</answer>", "2*3*4 = 24")] == [1,
+        0, 1]
 
 
 def test_every_question_can_be_solved_and_none_is_there_twice(task: Countdown) -> None:

@@ -14,14 +14,21 @@ import pytest
 from bitsperbyte.randopt.tasks.equivalence import Equivalence
 from bitsperbyte.randopt.tasks.latex import canonical
 
-EQUAL = [("\\frac12", "\\frac{1}{2}"), ("1/2", "\\frac{1}{2}"), ("0.5", "\\frac{1}{2}"), ("42.00", "42"), ("x=5", "5"), ("4210_{5}", "4210"), ("x \\in [-2,7]", "[-2,7]"),
-         ("\\pm 3", "3,-3"), ("2sqrt(5)", "2\\sqrt{5}"), ("y = 2x+3", "y = 3+2x"), ("2x-y+3=0", "y=2x+3"), ("3,5,7", "7, 3, 5"), ("(0,9)\\cup(9,36)", "(9,36) \\cup (0,9)"),
-         ("\\{1\\pm\\sqrt{5},-2\\}", "-2, 1+\\sqrt5, 1-\\sqrt5"), ("\\begin{bmatrix}1/2\\\\2\\end{bmatrix}", "\\begin{bmatrix} \\frac12 \\\\ 2 \\end{bmatrix}"),
-         ("11\\sqrt5+11", "11(1+\\sqrt{5})"), ("\\left(\\frac{3}{5},\\frac{8}{3}\\right]", "(0.6, 8/3]"), ("\\text{(B)}", "B"), ("137\\tfrac12", "137.5"), ("15\\mbox{ cm}^2", "15")]
+EQUAL = [("\\frac12", "\\frac{1}{2}"), ("1/2", "\\frac{1}{2}"), ("0.5", "\\frac{1}{2}"), ("42.00", "42"), ("x=5", "5"),
+         ("4210_{5}", "4210"), ("x \\in [-2,7]", "[-2,7]"),
+         ("\\pm 3", "3,-3"), ("2sqrt(5)", "2\\sqrt{5}"), ("y = 2x+3", "y = 3+2x"), ("2x-y+3=0", "y=2x+3"), ("3,5,7", "7, 3, 5"),
+         ("(0,9)\\cup(9,36)", "(9,36) \\cup (0,9)"),
+         ("\\{1\\pm\\sqrt{5},-2\\}", "-2, 1+\\sqrt5, 1-\\sqrt5"), ("\\begin{bmatrix}1/2\\\\2\\end{bmatrix}",
+             "\\begin{bmatrix} \\frac12 \\\\ 2 \\end{bmatrix}"),
+         ("11\\sqrt5+11", "11(1+\\sqrt{5})"), ("\\left(\\frac{3}{5},\\frac{8}{3}\\right]", "(0.6, 8/3]"), ("\\text{(B)}", "B"),
+         ("137\\tfrac12", "137.5"), ("15\\mbox{ cm}^2", "15")]
 # pairs that the digits or letters alone would make equal
-UNEQUAL = [("3\\sqrt{2}", "\\frac{3}{2}"), ("x^2+3", "2x+3"), ("(2,5]", "[2,5)"), ("2", "2\\pi"), ("3", "\\pm 3"), ("(2,5)", "[2,5]"), ("2,5", "(2,5)"), ("x=5", "y=5"), ("4210_5", "4210_6"),
-           ("(3,5,7)", "(7,3,5)"), ("-1", "1"), ("12", "1,2"), ("east", "seat"), ("p-q", "q-p"), ("x<5", "x>5"), ("\\text{none}", ""), ("", ""), ("1/3", "0.33"), ("3,3", "3"), ("A", "B")]
-HOSTILE = ["__import__('os').system('touch {mark}')", "().__class__.__base__.__subclasses__()", "9^9^9^9", "9^{9^{9}}", "9**9**9", "((9!)!)!", "\\input{/etc/passwd}", "lambda:0", "\x00", "(" * 400]
+UNEQUAL = [("3\\sqrt{2}", "\\frac{3}{2}"), ("x^2+3", "2x+3"), ("(2,5]", "[2,5)"), ("2", "2\\pi"), ("3", "\\pm 3"), ("(2,5)", "[2,5]"),
+           ("2,5", "(2,5)"), ("x=5", "y=5"), ("4210_5", "4210_6"),
+           ("(3,5,7)", "(7,3,5)"), ("-1", "1"), ("12", "1,2"), ("east", "seat"), ("p-q", "q-p"), ("x<5", "x>5"), ("\\text{none}", ""),
+           ("", ""), ("1/3", "0.33"), ("3,3", "3"), ("A", "B")]
+HOSTILE = ["__import__('os').system('touch {mark}')", "().__class__.__base__.__subclasses__()", "9^9^9^9", "9^{9^{9}}", "9**9**9",
+           "((9!)!)!", "\\input{/etc/passwd}", "lambda:0", "\x00", "(" * 400]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +55,12 @@ def test_every_reference_answer_equals_itself_and_no_other(equivalence: Equivale
     lines = (shared_dir / "data/math500/test.jsonl").read_text(encoding="utf-8").splitlines()
     answers = sorted({json.loads(line)["answer"] for line in lines})
     assert all(equivalence.equal(answer, answer) for answer in answers)
-    written_apart = [answer.replace("\\frac", "\\dfrac").replace("(", "\\left(").replace(")", "\\right)").replace("\\left\\left", "\\left").replace("\\right\\right", "\\right")
+    written_apart = [answer.replace("\\frac", "\\dfrac").replace("(", "\\left(").replace(")", "\\right)").replace("\\left\\left",
+        "\\left").replace("\\right\\right", "\\right")
                      for answer in answers]
     assert all(equivalence.equal(a, b) for a, b in zip(answers, written_apart, strict=True))
     distinct = list({canonical(answer): answer for answer in answers}.values())
-    symbolic = [answer for answer in distinct if "\\sqrt" in answer or "\\pi" in answer or "x" in answer or "i" in answer][::2]
+    symbolic = [answer for answer in distinct if "\\sqrt" in answer or "\\pi" in answer or "x" in answer or "i" in answer][::3]
     for i, a in enumerate(symbolic):
         for b in symbolic[i + 1 :]:
             assert not equivalence.equal(a, b), (a, b)

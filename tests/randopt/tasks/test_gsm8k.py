@@ -34,7 +34,8 @@ def task() -> Gsm8k:
 
 @pytest.mark.parametrize("text", [
     "#### 1234", "#### 1,234.", "#### $1,234", "#### \\$1234", "#### 1234.00", "####1234", "#### **1234**", "the answer is 1234.",
-    "so we get \\boxed{1234}", "\\boxed{1,234}", "first #### 7\nno:\n#### 1234", "#### 1234 dollars", "#### 1234\n" + "and so on. " * 100,
+    "so we get \\boxed{1234}", "\\boxed{1,234}", "first #### 7\nno:\n#### 1234", "#### 1234 dollars",
+    "#### 1234\n" + "and so on. " * 100,
     "It is 1,234", "Answer: $1,234.00.", "1234 = 1234", "\\boxed{\\$1{,}234}", "#### 1000 + 234 = 1234",
 ])
 def test_what_a_person_would_accept(text: str, task: Gsm8k) -> None:
@@ -48,7 +49,8 @@ def test_no_answer_does_not_vote(text: str, task: Gsm8k) -> None:
     assert (grade.answer, grade.vote, grade.reward, grade.correct) == (None, None, 0.0, False)
 
 
-@pytest.mark.parametrize(("text", "vote"), [("#### 1235", "1235"), ("#### 1234.5", "2469/2"), ("1234, not 34", "34"), ("#### -1234", "-1234"), ("now #### 0", "0")])
+@pytest.mark.parametrize(("text", "vote"), [("#### 1235", "1235"), ("#### 1234.5", "2469/2"), ("1234, not 34", "34"),
+                                            ("#### -1234", "-1234"), ("now #### 0", "0")])
 def test_another_number_votes_and_is_wrong(text: str, vote: str, task: Gsm8k) -> None:
     grade = task.grade(ITEM, text)
     assert (grade.vote, grade.correct) == (vote, False)
@@ -100,7 +102,8 @@ def test_the_hubs_files_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(split, answers)), tmp_path / f"{split}-0.parquet")
     files = [hub.HubFile(f"main/{split}-0.parquet", 1, None) for split in ("test", "train")]
     monkeypatch.setattr(hub, "resolve_revision", lambda repo, revision: commit)
-    monkeypatch.setattr(hub, "list_files", lambda repo, at, folder: files if (repo, at, folder) == ("openai/gsm8k", commit, "main") else [])
+    monkeypatch.setattr(hub, "list_files", lambda repo, at, folder: files if (repo, at, folder) == ("openai/gsm8k", commit,
+        "main") else [])
     monkeypatch.setattr(hub, "fetch", lambda repo, at, file: (tmp_path / Path(file.path).name, f"hash of {file.path}"))
     task = open_task(TaskSection(name="gsm8k", num_train=2, num_test=2))
     assert [item.answer for items in task.items() for item in items] == ["1", "2", "3", "4"]

@@ -48,8 +48,10 @@ def test_the_example_is_a_file_to_run(answers: str) -> None:
     assert task.needs_processes is (answers == "math")
 
 
-@pytest.mark.parametrize(("text", "correct"), [("#### canberra.", True), ("It is big.\n#### **Canberra**", True), ("The answer is Canberra.", True), ("\\boxed{Canberra}", True),
-                                               ("Canberra", True), ("#### Sydney\n#### Canberra", True), ("#### Sydney", False), ("It is not Canberra", False)])
+@pytest.mark.parametrize(("text", "correct"), [("#### canberra.", True), ("It is big.\n#### **Canberra**", True),
+                                               ("The answer is Canberra.", True), ("\\boxed{Canberra}", True),
+                                               ("Canberra", True), ("#### Sydney\n#### Canberra", True), ("#### Sydney", False),
+                                               ("It is not Canberra", False)])
 def test_texts_compare_without_case_and_full_stop(text: str, correct: bool) -> None:
     task = open_task(TaskSection(name="jsonl", data=str(EXAMPLE)))
     grade = task.grade(Item("x", "?", plain_text("Canberra")), text)
@@ -73,7 +75,8 @@ def test_any_text_is_judged(text: str, answers: str) -> None:
 
 def test_one_file_is_split_by_the_seed_and_the_test_set_comes_first(tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl", questions(30))
-    splits = [open_task(TaskSection(name="jsonl", data=data, num_train=num, num_test=10, seed=seed)).items() for num, seed in ((20, 0), (5, 0), (20, 1))]
+    splits = [open_task(TaskSection(name="jsonl", data=data, num_train=num, num_test=10, seed=seed)).items() for num,
+              seed in ((20, 0), (5, 0), (20, 1))]
     assert splits[0][1] == splits[1][1] != splits[2][1] and splits[1][0] == splits[0][0][:5]
     assert {item.question for item in (*splits[0][0], *splits[0][1])} == {f"q {i}?" for i in range(30)}
     refused(data, "asks for 31 questions, and .*a.jsonl has 30", num_train=21, num_test=10)
@@ -107,4 +110,5 @@ def test_settings_that_do_not_fit_the_file(tmp_path: Path) -> None:
     refused(str(tmp_path / "none.jsonl"), "there is no file")
     with pytest.raises(ValueError, match="task.data is missing"):
         open_task(TaskSection(name="jsonl"))
-    assert len(open_task(TaskSection(name="jsonl", data=data, question_field="ask", answer_field="say", num_train=2, num_test=3)).items()[1]) == 3
+    assert len(open_task(TaskSection(name="jsonl", data=data, question_field="ask", answer_field="say", num_train=2,
+                                     num_test=3)).items()[1]) == 3

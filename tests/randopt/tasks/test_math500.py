@@ -49,14 +49,17 @@ def test_more_than_there_are_says_how_many_there_are(task: Math500) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "\\boxed{\\frac{1}{2}}", "\\boxed{\\frac12}", "\\boxed{1/2}", "\\boxed{0.5}", "#### 1/2", "#### 0.5.", "The answer is $\\frac{1}{2}$.", "\\fbox{.50}", "\\boxed{3}, no, \\boxed{\\dfrac{1}{2}}",
-    "\\boxed{\\frac{1}{2}}" + " and that is all there is to say" * 40, "\\boxed{x = \\frac{1}{2}}", "\\boxed{\\frac{2}{4}}", "\\boxed{2^{-1}}", "\\boxed{\\sin(\\frac{\\pi}{6})}"])
+    "\\boxed{\\frac{1}{2}}", "\\boxed{\\frac12}", "\\boxed{1/2}", "\\boxed{0.5}", "#### 1/2", "#### 0.5.",
+    "The answer is $\\frac{1}{2}$.", "\\fbox{.50}", "\\boxed{3}, no, \\boxed{\\dfrac{1}{2}}",
+    "\\boxed{\\frac{1}{2}}" + " and that is all there is to say" * 40, "\\boxed{x = \\frac{1}{2}}", "\\boxed{\\frac{2}{4}}",
+    "\\boxed{2^{-1}}", "\\boxed{\\sin(\\frac{\\pi}{6})}"])
 def test_what_a_person_would_accept(task: Math500, text: str) -> None:
     grade = task.grade(HALF, text)
     assert grade.correct is True and grade.reward == 1.0 and grade.vote is not None
 
 
-@pytest.mark.parametrize("text", ["\\boxed{2}", "\\boxed{12}", "\\boxed{1,2}", "\\boxed{\\frac{2}{1}}", "\\boxed{\\pm\\frac12}", "\\boxed{\\frac{1}{2}\\pi}", "\\boxed{\\frac12} or \\boxed{2}"])
+@pytest.mark.parametrize("text", ["\\boxed{2}", "\\boxed{12}", "\\boxed{1,2}", "\\boxed{\\frac{2}{1}}", "\\boxed{\\pm\\frac12}",
+                                  "\\boxed{\\frac{1}{2}\\pi}", "\\boxed{\\frac12} or \\boxed{2}"])
 def test_the_same_digits_are_not_the_same_answer(task: Math500, text: str) -> None:
     grade = task.grade(HALF, text)
     assert grade.correct is False and grade.reward == 0.0 and grade.vote is not None

@@ -23,8 +23,10 @@ def worker() -> Iterator[MathWorker]:
 
 
 @pytest.mark.parametrize(("a", "b", "same"), [
-    ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}", True), ("(a+5)(b+2)", "ab+2a+5b+10", True), ("2\\pi", "\\pi+\\pi", True), ("x^2-1", "(x+1)(x-1)", True),
-    ("3\\sqrt{2}", "\\frac{3}{2}", False), ("x^2+3", "2x+3", False), ("2\\pi", "2", False), ("p-q", "q-p", False), ("\\frac{1}{0}", "x", False), (")(", "x", False)])
+    ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}", True), ("(a+5)(b+2)", "ab+2a+5b+10", True), ("2\\pi", "\\pi+\\pi", True),
+    ("x^2-1", "(x+1)(x-1)", True),
+    ("3\\sqrt{2}", "\\frac{3}{2}", False), ("x^2+3", "2x+3", False), ("2\\pi", "2", False), ("p-q", "q-p", False),
+    ("\\frac{1}{0}", "x", False), (")(", "x", False)])
 def test_it_compares_by_meaning_either_way_round(worker: MathWorker, a: str, b: str, same: bool) -> None:
     assert worker.equal(a, b) is worker.equal(b, a) is same
 

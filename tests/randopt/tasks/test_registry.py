@@ -13,7 +13,8 @@ REPO = Path(__file__).resolve().parents[3]
 
 
 def section(name: str, shared_dir: Path) -> TaskSection:
-    data = {"gsm8k": shared_dir / "data/gsm8k", "math500": shared_dir / "data/math500", "jsonl": REPO / "docs/examples/questions.jsonl"}
+    data = {"gsm8k": shared_dir / "data/gsm8k", "math500": shared_dir / "data/math500",
+            "jsonl": REPO / "docs/examples/questions.jsonl"}
     return TaskSection(name=name, data=str(data[name]) if name in data else None, num_train=3, num_test=4, system="Be brief.")
 
 

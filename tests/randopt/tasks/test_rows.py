@@ -14,7 +14,8 @@ def test_rows_come_with_their_line(tmp_path: Path) -> None:
     assert list(read_rows(path)) == [(f"{path}:1", {"a": "x"}), (f"{path}:3", {"a": 2})]
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "a.jsonl:1: this line is not JSON"), ('{"a": 1}\n[1]', "a.jsonl:2: this line is not a JSON object")])
+@pytest.mark.parametrize(("content", "words"), [("{", "a.jsonl:1: this line is not JSON"),
+                                                ('{"a": 1}\n[1]', "a.jsonl:2: this line is not a JSON object")])
 def test_a_bad_line_is_named(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match=words):
@@ -28,7 +29,8 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 def test_fields_are_texts_or_numbers() -> None:
     assert [text_of({"a": value}, "a", "f:1") for value in ("x", 2, 2.5)] == ["x", "2", "2.5"]
-    for row, words in [({"b": "x"}, "no field 'a'; the line has 'b'"), ({}, "has none"), ({"a": " "}, "is empty"), ({"a": True}, "not bool"), ({"a": None}, "not NoneType")]:
+    for row, words in [({"b": "x"}, "no field 'a'; the line has 'b'"), ({}, "has none"), ({"a": " "}, "is empty"),
+                       ({"a": True}, "not bool"), ({"a": None}, "not NoneType")]:
         with pytest.raises(ValueError, match=f"f:1: .*{words}"):
             text_of(row, "a", "f:1")
 
@@ -50,7 +52,8 @@ def test_one_file_of_the_hub_is_meant(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(hub, "resolve_revision", lambda repo, revision: "c" * 40)
     monkeypatch.setattr(hub, "list_files", lambda repo, commit, folder: files)
     monkeypatch.setattr(hub, "fetch", lambda repo, commit, file: (tmp_path / file.path, "0" * 64))
-    assert hub_file("o/r", None, "test") == (tmp_path / "test.jsonl", {"repo": "o/r", "commit": "c" * 40, "path": "test.jsonl", "sha256": "0" * 64})
+    assert hub_file("o/r", None, "test") == (tmp_path / "test.jsonl", {"repo": "o/r", "commit": "c" * 40, "path": "test.jsonl",
+        "sha256": "0" * 64})
     with pytest.raises(ValueError, match="o/r has 2 files named train"):
         hub_file("o/r", None, "train")
 

@@ -21,10 +21,10 @@ from bitsperbyte.golf import session
 from bitsperbyte.golf.artifact import read_artifact
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import pick_device
-from bitsperbyte.golf.model import GolfModel, apply_rotary, attend, rms_norm, rotary_table, window_mask
+from bitsperbyte.golf.model import GolfModel, apply_rotary, attend, parameter_counts, rms_norm, rotary_table, window_mask
 from bitsperbyte.golf.scoring import trained_window
 from bitsperbyte.metric.windows import plan_windows
-from bitsperbyte.randopt.config import GolfSection, RandOptConfig
+from bitsperbyte.randopt.config import GolfSection, ModelSection, RandOptConfig
 from bitsperbyte.randopt.engines.base import DocumentNats, Generation, Sampling
 from bitsperbyte.randopt.engines.decode import Decoder, cache_budget
 from bitsperbyte.randopt.engines.selftest import check_graphs
@@ -286,6 +286,19 @@ def golf_config(section: GolfSection, data: Path) -> GolfConfig:
         raise ValueError("model.golf.settings.schedule must set wallclock_s to null and max_steps to a number: a model trained by the "
                          "clock would be another one in every run")
     return config
+
+
+def plan_shape(model: ModelSection) -> dict[str, Any]:
+    """The fields of plan.ModelShape for a golf model, from its artifact or from the settings of the run that makes it: nothing is
+    trained. Weights stay float32; each place in the order of blocks has a cache of its own."""
+    if model.golf is not None:
+        source, c = "settings of the golf run that makes it", golf_config(model.golf, Path("data")).model_dataclass()
+    else:
+        path = Path(model.path)
+        source, c = "header of its artifact", read_artifact(path / session.ARTIFACT if path.is_dir() else path).model
+    return {"source": source, "num_parameters": parameter_counts(c)["total"], "num_layers": len(c.order), "width": c.dim,
+            "mlp_width": c.mlp_mult * c.dim, "num_kv_heads": c.num_kv_heads, "head_width": c.head_dim, "vocab_size": c.vocab_size,
+            "weight_bytes": torch.float32.itemsize}
 
 
 def _prepare_corpus(section: GolfSection, folder: Path) -> None:

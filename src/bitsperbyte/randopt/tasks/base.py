@@ -38,7 +38,7 @@ class Task(Protocol):
     name: ClassVar[str]
     version: ClassVar[str]
     kind: ClassVar[Literal["answers", "likelihood"]]
-    needs_processes: ClassVar[bool]  # grading is slow or must be isolated: worker processes do it
+    needs_processes: ClassVar[bool]  # grading waits for worker processes, which the task starts when needed and ends in `close()`
     default_max_new_tokens: ClassVar[int]
     stop: tuple[str, ...]
 

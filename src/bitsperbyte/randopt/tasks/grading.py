@@ -21,7 +21,8 @@ class Grader:
 
     def submit(self, items: Sequence[Item], texts: Sequence[str]) -> Future[list[Grade]]:
         """The grades of one answer text for each item, in order."""
-        return _gathered([self._pool.submit(self._grade, item, text) for item, text in zip(items, texts, strict=True)])
+        pairs = list(zip(items, texts, strict=True))  # before anything is begun
+        return _gathered([self._pool.submit(self._grade, item, text) for item, text in pairs])
 
     def submit_classes(self, votes: Sequence[Sequence[str]]) -> Future[list[list[int]]]:
         """For each list of distinct votes, the number of each vote's class, 0.. in order of first appearance: a vote joins the first
