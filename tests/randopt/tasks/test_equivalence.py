@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,3 +113,33 @@ def test_closing_while_a_comparison_runs_raises_there() -> None:
     equivalence.close()
     thread.join(60)
     assert not thread.is_alive() and "closed" in errors[0]
+
+
+def test_a_worker_killed_in_the_middle_of_a_comparison_is_replaced_and_the_comparison_done() -> None:
+    equivalence = Equivalence(cpu_limit_s=2)
+    assert equivalence.equal("x+x", "2x")
+    with ThreadPoolExecutor(1) as pool:
+        endless = pool.submit(equivalence.equal, "((9^{999})^{999})^{999}", "((8^{999})^{999})^{999}+x")
+        while not equivalence._busy:
+            time.sleep(0.01)
+        killed = equivalence._busy[0]
+        os.kill(killed.pid, signal.SIGKILL)
+        assert endless.result(60) is False
+    assert equivalence.timeouts == 1  # asked again of a second process, which came to its limit
+    assert equivalence.equal("x+x+x", "3x") and killed not in equivalence._idle
+    equivalence.close()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.3])
+def test_closing_reaches_a_process_that_is_still_starting(wait_s: float) -> None:
+    before = set(psutil.Process().children())
+    equivalence = Equivalence(cpu_limit_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        endless = pool.submit(equivalence.equal, "((9^{999})^{999})^{999}", "((8^{999})^{999})^{999}+x")
+        while not set(psutil.Process().children()) - before:
+            time.sleep(0.001)
+        time.sleep(wait_s)
+        equivalence.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            endless.result(20)
+    assert not set(psutil.Process().children()) - before and not equivalence._idle and not equivalence._busy

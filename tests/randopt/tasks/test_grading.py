@@ -107,3 +107,24 @@ def test_closing_gives_up_what_waits() -> None:
     with pytest.raises(CancelledError):
         future.result(60)
     assert task.is_closed and len(task.threads) <= 1
+
+
+def test_after_closing_no_further_votes_are_compared() -> None:
+    class Counting(Slow):
+        num_compared = 0
+
+        def equivalent(self, a: str, b: str) -> bool:
+            self.num_compared += 1
+            self.go.wait(60)
+            return False
+
+    task = Counting()
+    grader = Grader(task)
+    future = grader.submit_classes([TEXTS])
+    while not task.num_compared:
+        time.sleep(0.01)
+    threading.Timer(0.2, task.go.set).start()
+    grader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        future.result(60)
+    assert task.num_compared == 1

@@ -57,9 +57,18 @@ def test_a_process_ended_from_outside_is_told_apart() -> None:
     worker.close()
 
 
+def test_a_process_that_cannot_start_is_said_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitsperbyte.randopt.tasks.math_worker.__name__", "no_such_module")
+    worker = MathWorker()
+    with pytest.raises(RuntimeError, match="did not start.*No module named no_such_module"):
+        worker.equal("x", "y")
+    worker.close()
+
+
 def test_a_killed_parent_leaves_no_process() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", "import time; from bitsperbyte.randopt.tasks.math_worker import MathWorker; "
-                               "print(MathWorker().pid, flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+    script = ("import time; from bitsperbyte.randopt.tasks.math_worker import MathWorker; worker = MathWorker(); worker.equal('x', 'y'); "
+              "print(worker.pid, flush=True); time.sleep(600)")
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     worker = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()

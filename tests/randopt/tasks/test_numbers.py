@@ -50,8 +50,9 @@ def test_a_final_number_is_found_with_commas_and_decimals(value: int, form: str)
     ("#### 5\n#### <number>", 5),
     ("\\boxed{5} of 7", 5), ("10-12", 12), ("from 3 to 4 cm^2", 4), ("#### 9" + " and so on" * 100, 9), ("none", None),
     ("#### none, but 3 before\n", 3),
-    ("- 5\n- 6", 6), ("\\boxed{42\\text{ apples}}", 42), ("in step2 it is 8", 8)])
-def test_the_number_that_a_person_would_take(text: str, value: int | None) -> None:
+    ("- 5\n- 6", 6), ("\\boxed{42\\text{ apples}}", 42), ("in step2 it is 8", 8),
+    ("The answer is 3/4.", Fraction(3, 4)), ("#### 3/4.", Fraction(3, 4)), ("it is 1 1/2. Done", Fraction(3, 2))])
+def test_the_number_that_a_person_would_take(text: str, value: Fraction | int | None) -> None:
     assert final_number(text) == value
 
 

@@ -119,20 +119,21 @@ class Equivalence:
 
     def _ask_once(self, a: str, b: str) -> bool:
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        worker = worker or MathWorker(*self._limits)
-        with self._lock:
-            self._busy.append(worker)
+            num_closed = self._num_closed
+            worker = self._idle.pop() if self._idle else MathWorker(*self._limits)
+            self._busy.append(worker)  # before it has started, so that closing reaches it
+        is_kept = False
         try:
             result = worker.equal(a, b)
-        except BaseException:
+            is_kept = True
+        finally:
             with self._lock:
                 self._busy.remove(worker)
-            worker.close()
-            raise
-        with self._lock:
-            self._busy.remove(worker)
-            self._idle.append(worker)
+                is_kept = is_kept and self._num_closed == num_closed
+                if is_kept:
+                    self._idle.append(worker)
+            if not is_kept:
+                worker.close()
         return result
 
 

@@ -17,6 +17,7 @@ class Grader:
     def __init__(self, task: Task, num_workers: int | None = None) -> None:
         self.task = task
         num_threads = (num_workers or min(4, os.cpu_count() or 1)) if task.needs_processes else 1
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="grading")
 
     def submit(self, items: Sequence[Item], texts: Sequence[str]) -> Future[list[Grade]]:
@@ -31,10 +32,13 @@ class Grader:
 
     def close(self) -> None:
         """Give up what is not graded, and end threads and processes."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self.task.needs_processes:
             self.task.close()
         self._pool.shutdown()
+        if self.task.needs_processes:
+            self.task.close()  # a comparison that began in between has started a process again
 
     def __enter__(self) -> "Grader":
         return self
@@ -53,11 +57,16 @@ class Grader:
         firsts: list[str] = []
         classes = []
         for vote in votes:
-            found = next((i for i, first in enumerate(firsts) if self.task.equivalent(first, vote)), len(firsts))
+            found = next((i for i, first in enumerate(firsts) if self._equivalent(first, vote)), len(firsts))
             if found == len(firsts):
                 firsts.append(vote)
             classes.append(found)
         return classes
+
+    def _equivalent(self, a: str, b: str) -> bool:
+        if self._is_closed:
+            raise RuntimeError("the classes of votes were given up, since the grader was closed")
+        return self.task.equivalent(a, b)
 
 
 def _gathered(futures: Sequence[Future[Any]]) -> Future[list[Any]]:

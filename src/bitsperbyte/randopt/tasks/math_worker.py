@@ -39,19 +39,12 @@ class MathWorker:
 
     def __init__(self, cpu_limit_s: float = CPU_LIMIT_S, memory_bytes: int = MEMORY_BYTES) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with tempfile.TemporaryFile() as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(cpu_limit_s), str(memory_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, bufsize=0, env={**os.environ, "PYTHONPATH": paths},
-                start_new_session=True)  # Ctrl-C is for the parent, which still wants the grades of what is done
-            try:
-                self._read(START_LIMIT_S)
-            except WorkerDied as error:
-                self.close()
-                errors.seek(0)
-                lines = errors.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError("the process that compares mathematical answers did not start; is math-verify installed? "
-                                   f"({lines[-1] if lines else 'no message'})") from error
+        self._is_ready = False
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(cpu_limit_s), str(memory_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, bufsize=0, env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True)  # Ctrl-C is for the parent, which still wants the grades of what is done
 
     @property
     def pid(self) -> int:
@@ -59,6 +52,7 @@ class MathWorker:
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two expressions that passed `latex.is_expression` are equal; WorkerDied where no answer came."""
+        self._start()
         try:
             self._process.stdin.write(json.dumps([a, b]).encode() + b"\n")
         except BrokenPipeError:
@@ -75,6 +69,22 @@ class MathWorker:
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
+        self._errors.close()
+
+    def _start(self) -> None:
+        """Wait until the process is ready, at its first comparison: so it can be killed also while it starts."""
+        if self._is_ready:
+            return
+        try:
+            self._read(START_LIMIT_S)
+        except WorkerDied as error:
+            if not error.at_limit and self._process.returncode == -signal.SIGKILL:
+                raise  # by `kill`, or by someone outside
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise RuntimeError("the process that compares mathematical answers did not start; is math-verify installed? "
+                               f"({lines[-1] if lines else 'no message'})") from error
+        self._is_ready = True
 
     def _read(self, limit_s: float) -> Any:
         readable, _, _ = select.select([self._process.stdout], [], [], limit_s)
