@@ -39,7 +39,8 @@ TRACKS = {"golf", "randopt"}
 RECORDS_FOR_TRACKS = {"records/schema.py", "records/store.py"}
 GOLF_FOR_RANDOPT = "randopt/engines/golf.py"
 WITHOUT_TORCH = {"records", "stats", "run", "cli", "__main__", ""}
-PYDANTIC_AT = {"run/config.py", "golf/config.py", "randopt/config.py", "records/schema.py", "records/store.py"}
+PYDANTIC_AT = {"run/config.py", "golf/config.py", "randopt/config.py", "records/schema.py", "records/score_parts.py", "records/randopt_parts.py",
+               "records/store.py"}
 BUNDLE_PACKAGES = {"torch", "numpy", "sentencepiece"}
 BUNDLE_LAZY = {"zstandard", "brotli"}
 LAZY = {"ray", "vllm", "datasets", "matplotlib", "transformers", "tokenizers", "huggingface_hub", "triton", "scipy",
@@ -52,6 +53,8 @@ TESTED_IN: dict[str, str] = {
     "golf/body.py": "golf/test_artifact.py",
     "golf/codecs.py": "golf/test_artifact.py",
     "golf/ledger.py": "golf/test_artifact.py",
+    "records/randopt_parts.py": "records/test_schema.py",
+    "records/score_parts.py": "records/test_schema.py",
 }
 
 

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks
-from bitsperbyte.golf.logs import RunLog, read_metrics
+from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.run.folder import RunFolder
+from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.text.loader import TokenStream
 from bitsperbyte.text.prepare import prepare
 from bitsperbyte.text.shards import DataFolder, open_shard

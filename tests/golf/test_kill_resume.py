@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bitsperbyte.golf.config import GolfConfig
-from bitsperbyte.golf.logs import read_metrics
 from bitsperbyte.golf.session import train
+from bitsperbyte.run.metrics import read_metrics
 
 CHANGES = {"schedule": {"max_steps": 120}, "train": {"checkpoint_every_steps": 3}, "eval": {"every_steps": 20}}
 

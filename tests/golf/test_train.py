@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,10 @@ import yaml
 from bitsperbyte.golf import checkpoint as checkpoint_module
 from bitsperbyte.golf import train as module
 from bitsperbyte.golf.clock import Clock
-from bitsperbyte.golf.logs import read_metrics
 from bitsperbyte.golf.session import train
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.run.folder import read_jsonl
+from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.run.outcome import RunFailed
 
 
@@ -168,10 +168,18 @@ def test_a_budget_in_seconds_ends_the_run(tmp_path: Path, tiny: Callable, record
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def hang_up_by_default() -> Iterator[None]:
+    """SIGHUP as a terminal leaves it: a suite started under nohup inherits it ignored, and so do the runs in it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
         reference: Path, tmp_path: Path, tiny: Callable, losses: Callable, record_of: Callable, monkeypatch: pytest.MonkeyPatch,
-        number: int, code: int) -> None:
+        number: int, code: int, hang_up_by_default: None) -> None:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with monkeypatch.context() as patch:
         at_step(patch, 6, lambda trainer: os.kill(os.getpid(), number))

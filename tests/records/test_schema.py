@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_scores_no_text_can_have_are_refused(change: dict) -> None:
         {"track": "chess"},
         {"created_utc": "yesterday"},
         {"created_utc": "2026-01-31T12:00:00"},
-        {"schema_version": 2},
+        {"schema_version": 1},
         {"name": ""},
     ],
 )
@@ -241,3 +242,56 @@ def test_a_sigma_with_one_member_has_no_spread(answers_part: dict, edited) -> No
     one = {"sigma": 2e-3, "num": 1, "mean": 0.5, "sd": None, "standard_error": None, "share_above_base": 1.0}
     part = RandOptPart(**edited(edited(answers_part, "population.per_sigma.1", one), "population.size", 5))
     assert part.population.per_sigma[1].sd is None
+
+
+# -- by position, by item, imported -----------------------------------------------------------------------------------
+
+
+def positions(**change: Any) -> dict[str, Any]:
+    made = row()
+    half = made["num_tokens"] // 2
+    mean = made["nats"] / made["num_tokens"]
+    return {"edges": [0, 1, 2], "nats_per_token": [mean, None, mean], "num_tokens": [half, 0, made["num_tokens"] - half], **change}
+
+
+def test_the_loss_by_position_must_add_up_to_the_score() -> None:
+    good = ScoreRow(**row(per_position=positions()))
+    assert ScoreRow.model_validate(good.model_dump()) == good
+    for change in ({"nats_per_token": [1.0, None, 1.0]}, {"num_tokens": [1, 0, 1]}, {"edges": [0, 2, 1]}, {"edges": [0, 1]},
+                   {"nats_per_token": [None, None, 1.0]}):
+        with pytest.raises(ValidationError, match="position"):
+            ScoreRow(**row(per_position=positions(**change)))
+
+
+def test_the_answers_by_question_must_add_up_to_the_accuracies(answers_part: dict[str, Any]) -> None:
+    part = answers_part
+
+    def marks(name: str) -> str:
+        return "1" * part[name]["test"]["num_correct"] + "0" * (part[name]["test"]["num"] - part[name]["test"]["num_correct"])
+
+    good = {"base": marks("base"), "ensemble": marks("ensemble"), "another": "01" * 100}
+    assert RandOptPart(**part, items={"correct": good}).items.correct == good
+    for change, fault in (({"base": marks("ensemble")}, "right answers of base"), ({"base": "2" * 200}, "0 and 1"), ({"base": "01"}, "each item"),
+                          ({"base": "0" * 9, "ensemble": "0" * 9, "another": "0" * 9}, "number of questions")):
+        with pytest.raises(ValidationError, match=fault):
+            RandOptPart(**part, items={"correct": good | change})
+
+
+def test_the_nats_by_document_must_add_up_to_the_loss(likelihood_part: dict[str, Any]) -> None:
+    part = likelihood_part
+    base, mixture = part["base"]["test"], part["ensemble"]["test"]
+    num_bytes = [base["num_bytes"] - 10, 10]
+    good = {"base": [base["nats"] - 1.0, 1.0], "mixture": [mixture["nats"] - 2.0, 2.0]}
+    assert RandOptPart(**part, items={"nats": good, "num_bytes": num_bytes}).items.nats == good
+    for nats, sizes, fault in ((good | {"base": [1.0, 1.0]}, num_bytes, "by document of base"), (good, [1, 2], "bytes of the test documents"),
+                               (good | {"mixture": [1.0]}, num_bytes, "each item")):
+        with pytest.raises(ValidationError, match=fault):
+            RandOptPart(**part, items={"nats": nats, "num_bytes": sizes})
+
+
+def test_an_imported_run_states_what_was_published_and_no_more() -> None:
+    published = {"source": "challenge_log", "scores": [{"label": "final", "bpb": 1.2244, "digits": 4}], "unread": ["no seed"]}
+    record = Record(**BARE | {"status": "imported"}, imported=published)
+    assert record.imported.scores[0].window is None and Record.model_validate_json(record.model_dump_json()) == record
+    with pytest.raises(ValidationError):
+        Record(**BARE, imported={"source": "challenge_log", "scores": [{"label": "final", "bpb": float("nan")}]})

@@ -79,8 +79,10 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
         ("", "is not JSON"),
         ("[]", "holds a list"),
         ("{}", "schema_version None"),
-        ('{"schema_version": 2}', "schema_version 2"),
-        ('{"schema_version": 1}', "track is missing"),
+        ('{"schema_version": 3}', "schema_version 3"),
+        ('{"schema_version": true}', "schema_version True"),
+        ('{"schema_version": 0}', "schema_version 0"),
+        ('{"schema_version": 2}', "track is missing"),
     ],
 )
 def test_files_that_are_no_record_are_refused_by_name(tmp_path: Path, text: str, expected: str) -> None:

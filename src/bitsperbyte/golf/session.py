@@ -20,7 +20,7 @@ from bitsperbyte.golf.clock import agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
 from bitsperbyte.golf.evaluate import Evaluation, Protocol
-from bitsperbyte.golf.logs import RunLog, read_metrics
+from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
 from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
@@ -30,6 +30,7 @@ from bitsperbyte.records.store import continue_record, readable_record, write_re
 from bitsperbyte.run.config import config_hash, resolved_yaml
 from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import IDENTITY, RunFolder, check_same_config, read_identity, require_disk_space
+from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
 from bitsperbyte.text.loader import BatchLoader, TokenStream

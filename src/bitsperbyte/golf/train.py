@@ -21,10 +21,11 @@ from bitsperbyte.golf.clock import Clock, agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks
 from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
-from bitsperbyte.golf.logs import RunLog, read_metrics
+from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.muon import build_optimizers
 from bitsperbyte.golf.schedule import is_finished, lr_scale, momentum_at
+from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.run.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, RunFailed
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.tokenizers import Tokenizer

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bitsperbyte.records.schema import SCHEMA_VERSION, Record
+from bitsperbyte.records.migrations import migrate
+from bitsperbyte.records.schema import Record
 from bitsperbyte.run.config import error_sentences
 from bitsperbyte.run.folder import lock_holder, read_jsonl, write_atomic
 
@@ -35,12 +36,10 @@ def read_record(path: Path | str) -> Record:
         raise ValueError(f"{path} is not JSON ({error}): restore it, or run again") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} holds a {type(data).__name__} where a record, a JSON object, belongs")
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema_version {version!r}, and this version of bitsperbyte reads {SCHEMA_VERSION}: "
-            "use the one that wrote it"
-        )
+    try:
+        data = migrate(data)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
     try:
         return Record.model_validate(data)
     except ValidationError as error:
