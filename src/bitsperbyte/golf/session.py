@@ -264,7 +264,8 @@ def _fill_training(record: Record, trainer: Trainer | None, run_dir: Path, total
         return  # it failed while it was being built
     metrics = read_metrics(run_dir / "metrics.jsonl")
     config = trainer.config
-    step_ms = np.array([row["step_ms"] for row in metrics.steps]) if metrics.steps else None
+    timed = [row["step_ms"] for row in metrics.steps if row["step_ms"] is not None]
+    step_ms = np.array(timed) if timed else None
     num_steps = metrics.steps[-1]["step"] if metrics.steps else trainer.step
     record.training = {
         "num_steps": num_steps, "num_tokens": num_steps * config.train.batch_tokens,
