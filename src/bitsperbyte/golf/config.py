@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bitsperbyte.golf.model import ModelConfig
 from bitsperbyte.golf.muon import OptimConfig
 from bitsperbyte.golf.schedule import Schedule
+from bitsperbyte.golf.step import BatchConfig
 
 
 class Section(BaseModel):
@@ -143,6 +144,10 @@ class GolfConfig(Section):
 
     def optim_dataclass(self) -> OptimConfig:
         return OptimConfig(**self.optim.model_dump())
+
+    def batch_dataclass(self) -> BatchConfig:
+        t = self.train
+        return BatchConfig(t.batch_tokens, t.seq_len, t.micro_batch_tokens, t.seed, t.compile)
 
     def schedule_dataclass(self) -> Schedule:
         s = self.schedule

@@ -1,19 +1,18 @@
-"""Where a run computes: the device of this process, the other ranks, and whether the run will fit."""
+"""Whether a run will fit on its device, and what the record says of it. Device and ranks themselves are in ranks.py, which a
+submission bundles; what others use of it is importable from here."""
 
-import os
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from bitsperbyte.golf.model import ModelConfig, parameter_counts
+from bitsperbyte.golf.ranks import DEVICE_NAMES, Ranks, join_ranks, peak_memory_bytes, pick_device
+
+__all__ = ["DEVICE_NAMES", "Ranks", "describe_device", "evaluation_memory_bytes", "expected_memory_bytes", "join_ranks",
+           "peak_memory_bytes", "pick_device", "require_memory"]
 
 GIB = 2**30
-DEVICE_NAMES = ("auto", "cpu", "cuda")
 # Bytes of activations a token keeps for the backward pass, in units of (positions in order) * dim * bytes of the compute type.
 # On CUDA, compiled, 17.3 and 20.2 follow from the peaks of the two H200 records (baseline, recurrent_v7); on a CPU the resident size
 # grew by 23.8 to 25.8 over three sizes (widths 192 and 512, 2,048 to 8,192 tokens). Rounded up: it guards against running out.
@@ -25,76 +24,6 @@ EVALUATION_UNITS = 12
 MASK_BYTES = 11
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among the run's processes (one without torchrun), and the device it computes on."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
-
-    def average_gradients(self, parameters: list[Tensor]) -> None:
-        """Mean of the ranks' gradients, as one flat reduction."""
-        if self.world_size == 1:
-            return
-        grads = [p.grad for p in parameters]
-        flat = torch.cat([g.flatten() for g in grads])
-        dist.all_reduce(flat)
-        flat /= self.world_size
-        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
-
-    def mean(self, value: Tensor) -> Tensor:
-        if self.world_size > 1:
-            value = value.clone()
-            dist.all_reduce(value)
-            value /= self.world_size
-        return value
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def join_ranks(device_name: str) -> Ranks:
-    """The ranks that torchrun started, or a single one. `device_name` is auto, cpu or cuda; ValueError for another name, and when a GPU
-    is asked for and there is none."""
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = pick_device(device_name, local_rank)
-    if world_size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
-    return Ranks(rank, world_size, device)
-
-
-def pick_device(device_name: str, local_rank: int = 0) -> torch.device:
-    """cuda:local_rank or cpu; `auto` takes the GPU where there is one. ValueError for any other name."""
-    if device_name not in DEVICE_NAMES:
-        raise ValueError(f"there is no device {device_name!r}: ask for one of {', '.join(DEVICE_NAMES)}")
-    if device_name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("the device asked for is cuda, and torch sees no GPU here: ask for cpu or auto (train.device in a config)")
-    if device_name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise ValueError(f"rank {local_rank} of this host has no GPU: torch sees {torch.cuda.device_count()}; "
-                         "start that many processes (torchrun --nproc-per-node)")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 def describe_device(device: torch.device, world_size: int) -> dict[str, Any]:
     """Name, number and memory of the devices, for the record."""
     if device.type == "cuda":
@@ -102,15 +31,6 @@ def describe_device(device: torch.device, world_size: int) -> dict[str, Any]:
         return {"device": properties.name, "num_devices": world_size, "device_memory_bytes": properties.total_memory,
                 "cuda": torch.version.cuda, "dtype": "bfloat16"}
     return {"device": "cpu", "num_devices": world_size, "num_threads": torch.get_num_threads(), "dtype": "float32"}
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most device memory allocated so far on CUDA; this process's peak resident size on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def expected_memory_bytes(config: ModelConfig, micro_batch_tokens: int, device_type: str) -> int:

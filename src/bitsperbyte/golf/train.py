@@ -5,7 +5,7 @@ What follows the loop (artifact, scoring it, the record) is in session.py.
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -22,12 +22,11 @@ from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks
 from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
 from bitsperbyte.golf.logs import RunLog
-from bitsperbyte.golf.model import GolfModel
-from bitsperbyte.golf.muon import build_optimizers
-from bitsperbyte.golf.schedule import is_finished, lr_scale, momentum_at
+from bitsperbyte.golf.schedule import is_finished, lr_scale
+from bitsperbyte.golf.step import Stepper, random_state, set_random_state
 from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.run.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, RunFailed
-from bitsperbyte.text.loader import BatchLoader, TokenStream
+from bitsperbyte.text.loader import TokenStream
 from bitsperbyte.text.tokenizers import Tokenizer
 
 # Of the wall-clock budget, the most that may lie between two checkpoints, whatever train.checkpoint_every_s says.
@@ -35,8 +34,8 @@ MAX_UNSAVED_SHARE = 0.05
 
 
 @dataclass
-class Trainer:
-    """Everything that moves while a run trains. Its state is what a checkpoint holds."""
+class Trainer(Stepper):
+    """Everything that moves while a run trains, around the step of step.py. Its state is what a checkpoint holds."""
 
     config: GolfConfig
     ranks: Ranks
@@ -53,28 +52,10 @@ class Trainer:
     _checkpoint_at: float = 0.0
 
     def __post_init__(self) -> None:
-        config, device = self.config, self.ranks.device
-        torch.manual_seed(config.train.seed)
-        self.schedule, self.optim = config.schedule_dataclass(), config.optim_dataclass()
-        self.model = GolfModel(config.model_dataclass()).place(device)
-        self.optimizers = build_optimizers(self.model, self.optim)
+        config = self.config
+        super().__init__(config.model_dataclass(), config.optim_dataclass(), config.schedule_dataclass(), config.batch_dataclass(),
+                         self.ranks, self.stream)
         self.clock = Clock(self.ranks.synchronize)
-        self.loader = self._loader(position=0)
-        local = config.train.batch_tokens // self.ranks.world_size // config.train.seq_len  # sequences
-        self.local_micro = min(config.train.micro_batch_tokens // config.train.seq_len, local)
-        while local % self.local_micro:  # the largest size within the limit that cuts this rank's share evenly
-            self.local_micro -= 1
-        self.num_micro = local // self.local_micro
-        self.loss_fn: Callable[[Tensor, Tensor], Tensor] = self.model.loss
-        mode = config.train.compile
-        if mode == "on" or (mode == "auto" and device.type == "cuda"):
-            self.model.prepare(config.train.seq_len, device)  # built before the compiler looks
-            self.loss_fn = torch.compile(self.model.loss, dynamic=False)
-
-    def _loader(self, position: int) -> BatchLoader:
-        train = self.config.train
-        return BatchLoader(self.stream, batch_tokens=train.batch_tokens, seq_len=train.seq_len, rank=self.ranks.rank,
-                           world_size=self.ranks.world_size, position=position)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -85,48 +66,10 @@ class Trainer:
         finally:
             self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - begin
 
-    # -- one step ---------------------------------------------------------------------------------------------------
-
-    def next_batch(self) -> tuple[Tensor, Tensor]:
-        inputs, targets = (torch.from_numpy(np.ascontiguousarray(part)) for part in self.loader.next())
-        return inputs.to(self.ranks.device), targets.to(self.ranks.device)
-
-    def train_step(self, batch: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """Gradient of the whole batch in micro-batches, one optimiser step. Returns the mean loss over all ranks."""
-        total = torch.zeros((), device=self.ranks.device)
-        inputs, targets = (part.split(self.local_micro) for part in batch)
-        for x, y in zip(inputs, targets, strict=True):
-            loss = self.loss_fn(x, y) / self.num_micro
-            loss.backward()
-            total += loss.detach()
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        self.ranks.average_gradients(parameters)
-        if self.optim.grad_clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, self.optim.grad_clip_norm)
-        momentum = momentum_at(self.step, self.optim.momentum_warmup_start, self.optim.momentum, self.optim.momentum_warmup_steps)
-        self.optimizers.step(lr_scale=scale, momentum=momentum)
-        self.optimizers.zero_grad()
-        return self.ranks.mean(total)
-
     def warm_up(self) -> None:
-        """Untimed steps that compile the network and fill caches; all state is put back afterwards, as the challenge allows."""
-        num_steps = self.schedule.warmup_steps
-        if not num_steps:
-            return
-        with self.phase("warmup"):
-            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-            saved, rng, position = self.optimizers.snapshot(), _random_state(self.ranks.device), self.loader.position
-            for i in range(num_steps):
-                self.train_step(self.next_batch(), 1.0)
-                if i + 1 == num_steps or (i + 1) % 10 == 0:
-                    self.log.line(f"warmup_step:{i + 1}/{num_steps}")
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    parameter.copy_(weights[name])
-            self.optimizers.restore(saved)
-            _set_random_state(rng)
-            self.loader = self._loader(position)
-            self.ranks.synchronize()
+        if self.schedule.warmup_steps:
+            with self.phase("warmup"):
+                self.take_warmup_steps(self.log.line)
 
     # -- checkpoint and resume --------------------------------------------------------------------------------------
 
@@ -141,7 +84,7 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         tensors = {f"model/{name}": p.detach() for name, p in self.model.named_parameters()}
         tensors |= {f"optim/{name}": t for name, t in self.optimizers.state_dict().items()}
-        tensors |= {f"random/{name}": t for name, t in _random_state(self.ranks.device).items()}
+        tensors |= {f"random/{name}": t for name, t in random_state(self.ranks.device).items()}
         meta = {"clock": self.clock.state(), "position": self.step * self.config.train.batch_tokens,
                 "finished": self.finished, "phases_s": self.phases_s}
         self._unproven = str(save_checkpoint(self.run_dir, self.step, tensors, meta))
@@ -159,11 +102,11 @@ class Trainer:
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(tensors[f"model/{name}"])
             self.optimizers.load_state_dict(_under("optim/", tensors))
-            _set_random_state(_under("random/", tensors))
+            set_random_state(_under("random/", tensors))
             self.step, self.finished = checkpoint.step, checkpoint.meta["finished"]
             self.clock.restore(checkpoint.meta["clock"])
             self.phases_s = dict(checkpoint.meta["phases_s"])
-            self.loader = self._loader(checkpoint.meta["position"])
+            self.loader = self.loader_at(checkpoint.meta["position"])
             self._unproven = f"that of step {checkpoint.step}"
         if checkpoint and checkpoint.step and not metrics.steps:
             raise ValueError(f"{self.run_dir / 'metrics.jsonl'} has no row of {checkpoint.step} steps, so the seconds that lost "
@@ -290,19 +233,6 @@ def _catch_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"].cpu())
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
 
-MAGIC, VERSION = 20240520, 1
+MAGIC, SHARD_VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
 MANIFEST, STATE = "manifest.json", ".preparing.json"  # STATE stands in a folder whose preparation has not finished
 FORMAT, FORMAT_VERSION = "bitsperbyte.data", 1
@@ -38,7 +38,7 @@ class ShardInfo:
 
 def shard_header(num_tokens: int) -> bytes:
     header = np.zeros(256, dtype="<i4")
-    header[:3] = MAGIC, VERSION, num_tokens
+    header[:3] = MAGIC, SHARD_VERSION, num_tokens
     return header.tobytes()
 
 
@@ -74,8 +74,8 @@ def read_header(path: Path) -> int:
     magic, version, num_tokens = (int(value) for value in np.frombuffer(raw, dtype="<i4", count=3))
     if magic != MAGIC:
         raise ValueError(f"{path}: not a token shard (it starts with {magic}, a shard with {MAGIC})")
-    if version != VERSION:
-        raise ValueError(f"{path}: shard version {version}, and only version {VERSION} can be read")
+    if version != SHARD_VERSION:
+        raise ValueError(f"{path}: shard version {version}, and only version {SHARD_VERSION} can be read")
     if (size - HEADER_BYTES) % 2:
         raise ValueError(f"{path}: odd length ({size} bytes), and tokens take 2 bytes each; the file is damaged, fetch "
                          "it again")
@@ -221,9 +221,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         tokenizer, splits = manifest["tokenizer"], manifest["splits"]
         rows = [row for split in SPLITS for row in splits[split]["files"]]
-        sound = (all(_is_sha256(row["sha256"]) for row in rows)
+        sound = (all(_is_digest(row["sha256"]) for row in rows)
                  and all(type(row["num_tokens"]) is int and row["num_tokens"] > 0 for row in rows)
-                 and _is_sha256(tokenizer["sha256"]) and type(tokenizer["vocab_size"]) is int)
+                 and _is_digest(tokenizer["sha256"]) and type(tokenizer["vocab_size"]) is int)
         names = [row["file"] for row in rows] + [tokenizer["file"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: the manifest is malformed (at {error}); prepare the data again") from None
@@ -238,5 +238,5 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _is_sha256(value: object) -> bool:
+def _is_digest(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol as StructuralType
 
 import numpy as np
 import sentencepiece
@@ -55,7 +55,7 @@ class ByteTable:
         return self.base_bytes[target] + (self.starts_with_space[target] & ~self.is_boundary[prev])
 
 
-class Tokenizer(Protocol):
+class Tokenizer(StructuralType):
     """What the lab needs of a tokenizer. Equal `sha256` (of the file that `save` writes) means the same tokenizer."""
 
     name: str
