@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from bitsperbyte.golf.lines import step_line, validation_line
 from bitsperbyte.run.folder import JsonlWriter, RunFolder
 
 LINE_EVERY_S = 10.0  # between progress lines where there is no terminal to draw a bar in
@@ -70,10 +71,9 @@ class RunLog:
         self.row(row, sync=sync)
         if sync:
             self._last_sync_s = now
-        step, elapsed_ms = row["step"], row["elapsed_s"] * 1e3
+        step = row["step"]
         if step <= 10 or step % self.log_every == 0:
-            self.line(f"step:{step}/{self.total} train_loss:{row['loss']:.4f} train_time:{elapsed_ms:.0f}ms "
-                      f"step_avg:{elapsed_ms / step:.2f}ms")
+            self.line(step_line(step, self.total, row["loss"], row["elapsed_s"]))
         text = self._progress_text(row)
         if self._bar:
             self._bar.update(self._task, completed=self._share_done(row), text=text)
@@ -84,8 +84,7 @@ class RunLog:
     def validation(self, step: int, score: Any, elapsed_s: float) -> None:
         self.val_bpb, self.bytes_per_token = score.bpb, score.bytes_per_token
         self.row({"step": step, "val_loss": score.nats_per_token, "val_bpb": score.bpb, "elapsed_s": elapsed_s})
-        self.line(f"step:{step}/{self.total} val_loss:{score.nats_per_token:.4f} val_bpb:{score.bpb:.4f} "
-                  f"train_time:{elapsed_s * 1e3:.0f}ms step_avg:{elapsed_s * 1e3 / max(step, 1):.2f}ms")
+        self.line(validation_line(step, self.total, score, elapsed_s))
 
     def _share_done(self, row: dict[str, Any]) -> float:
         shares = [row["elapsed_s"] / self.wallclock_s if self.wallclock_s else 0.0,
