@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bitsperbyte.golf.artifact import code_bytes
+from bitsperbyte.golf.bundle import bundle, script_config
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.model import GolfModel, ModelConfig, flops_per_token
 from bitsperbyte.golf.plan import MEASURED_RATIOS, StepTime, measure_step, plan
@@ -100,9 +100,11 @@ def test_over_the_cap_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_between_the_measured_ratios_it_may_end_over_the_cap() -> None:
     payload = plan(tiny()).payload_bytes
     lowest, highest = MEASURED_RATIOS["reference_int8", "zlib"]
-    cap = code_bytes() + round(payload * (lowest + highest) / 2)
+    settings = script_config(tiny(), tokenizer_file="tokenizer.model", tokenizer_sha256="0" * 64, val_sha256="0" * 64)
+    smallest = bundle(settings, "compressed").num_bytes
+    cap = smallest + round(payload * (lowest + highest) / 2)
     assert [w[:24] for w in plan(tiny(artifact={"cap_bytes": cap})).warnings] == ["may end over the cap: at"]
-    assert not plan(tiny(artifact={"cap_bytes": code_bytes() + payload})).warnings
+    assert not plan(tiny(artifact={"cap_bytes": smallest + payload})).warnings
 
 
 def test_a_rate_that_falls_from_the_first_step_is_a_warning() -> None:

@@ -224,7 +224,7 @@ def test_ctrl_c_while_scoring_keeps_the_training(tmp_path: Path, tiny: Callable,
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_artifact", stop)
-        patch.setattr(module, "_log_sizes", stop)
+        patch.setattr(module, "size_lines", stop)
         patch.setattr(module, "read_artifact", stop)
         patch.setattr(Trainer, "score", stop)
         with pytest.raises(KeyboardInterrupt):

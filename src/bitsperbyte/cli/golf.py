@@ -41,7 +41,7 @@ def plan(config: ConfigPath, set_: Overrides = None, device: Device = "auto", as
     rows.append(("training bytes / payload", f"{made.payload_ratio:.2f}"))
     if made.file_bytes:
         rows.append((f"expected file ({loaded.artifact.codec})", f"{made.file_bytes[0]:,} to {made.file_bytes[1]:,}"))
-    rows += [("code", f"{made.code_bytes:,}"), ("cap", f"{made.cap_bytes:,}"),
+    rows += [("code", f"{made.code_bytes:,}, one {made.code_form} script"), ("cap", f"{made.cap_bytes:,}"),
              ("floating-point operations a token", f"{made.flops_per_token / 1e6:,.1f} million"),
              ("memory, about", f"{made.memory_bytes / 2**30:.1f} GiB")]
     rows += [(f"{g.optimizer}, {g.name}", f"lr {g.base_lr}, {len(g.param_names)} tensors, {g.num_parameters:,} parameters")
@@ -137,7 +137,7 @@ def _print_result(record: Any, run_dir: Path) -> None:
              for s in record.scores]
     if a:
         rows += [("artifact", f"{a.weight_bytes:,} bytes, {a.scheme} + {a.codec}, {a.bits_per_weight:.2f} bits a weight"),
-                 ("code", f"{a.code_bytes:,} bytes"),
+                 ("code", f"{a.code_bytes:,} bytes, one {a.code_form} script"),
                  ("total against the cap", f"{a.total_bytes:,} of {a.cap_bytes:,} bytes, {a.margin_bytes:,} left")]
     rows += [("record", str(run_dir / RECORD)), ("artifact file", str(run_dir / ARTIFACT)),
              ("log, metrics", f"{run_dir}/train.log, metrics.jsonl")]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bitsperbyte.golf.body import body_size, check_table, join_body, split_body, table_of
 from bitsperbyte.golf.codecs import BEST_LAYOUT, CODECS, LAYOUTS
-from bitsperbyte.golf.ledger import Ledger, TensorRow, code_bytes
+from bitsperbyte.golf.ledger import Ledger, TensorRow
 from bitsperbyte.golf.model import ModelConfig
 from bitsperbyte.golf.quantize import SCHEMES, dequantize, quantize
 
@@ -62,10 +62,11 @@ def write_artifact(
     codec: str,
     extra: Mapping[str, Any] | None = None,
     layout: str | None = None,
+    num_code_bytes: int = 0,
 ) -> Ledger:
     """Quantise `state` and write it to `path` (beside, then renamed: a reader sees the old file or the new one, whole).
 
-    The same input gives the same bytes. Returns the ledger, unchecked: `Ledger.check` raises when it is over the cap.
+    The same input gives the same bytes. Returns the ledger, with `num_code_bytes` of code, unchecked: `Ledger.check` raises when it is over the cap.
     Raises ValueError when the state is not the model's, a weight is not finite, or a name is unknown.
     """
     path = Path(path)
@@ -87,9 +88,6 @@ def write_artifact(
                 f"tensor {name} has shape {shapes.get(name)} in the state, but {expected.get(name)} in the model config"
             )
     tensors = quantize({entry.name: state[entry.name] for entry in entries}, scheme)
-    num_code_bytes = (
-        code_bytes()
-    )  # before anything is written: a missing module must not leave a file without its ledger
 
     body = join_body(tensors, LAYOUTS[layout])
     if len(body) > MAX_BODY_BYTES:

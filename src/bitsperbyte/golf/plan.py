@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bitsperbyte.golf.artifact import code_bytes
+from bitsperbyte.golf.bundle import Script, choose_script, script_config
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import expected_memory_bytes
 from bitsperbyte.golf.model import GolfModel, flops_per_token, parameter_counts, state_shapes
@@ -47,6 +47,7 @@ class Plan:
     payload_ratio: float  # training bytes over payload: not a compression ratio of the file
     file_bytes: tuple[int, int] | None  # expected, lowest and highest
     code_bytes: int
+    code_form: str
     cap_bytes: int
     flops_per_token: int
     memory_bytes: int
@@ -68,6 +69,7 @@ def plan(config: GolfConfig, step: StepTime | None = None) -> Plan:
     payload = payload_bytes(shapes, config.artifact.scheme)
     ratios = MEASURED_RATIOS.get((config.artifact.scheme, config.artifact.codec))
     file_bytes = (round(payload * ratios[0]), round(payload * ratios[1])) if ratios else None
+    code = _code(config, file_bytes[1] if file_bytes else payload)
     num_steps = _projected_steps(config, step) if step else config.schedule.max_steps if not config.schedule.wallclock_s else None
     schedule = config.schedule_dataclass()
     with torch.device("meta"):
@@ -76,11 +78,17 @@ def plan(config: GolfConfig, step: StepTime | None = None) -> Plan:
     return Plan(
         parameters=parameter_counts(model), blocks=(model.num_blocks, len(model.order)), fp_bytes=fp_bytes(shapes),
         int8_bytes=payload_bytes(shapes, "reference_int8"), payload_bytes=payload, payload_ratio=fp_bytes(shapes) / payload,
-        file_bytes=file_bytes, code_bytes=code_bytes(), cap_bytes=config.artifact.cap_bytes,
+        file_bytes=file_bytes, code_bytes=code.num_bytes, code_form=code.form, cap_bytes=config.artifact.cap_bytes,
         flops_per_token=flops_per_token(model, config.train.seq_len),
         memory_bytes=expected_memory_bytes(model, config.train.micro_batch_tokens, step.device if step else "cuda"),
         groups=groups, step=step, num_steps=num_steps, num_tokens=num_steps * config.train.batch_tokens if num_steps else None,
         warmdown=warmdown, warnings=_warnings(config, payload, file_bytes, warmdown))
+
+
+def _code(config: GolfConfig, file_bytes: int) -> Script:
+    """The script that a submission would ship beside an artifact of that size; the hashes in it are not known yet and as long."""
+    settings = script_config(config, tokenizer_file="tokenizer.model", tokenizer_sha256="0" * 64, val_sha256="0" * 64)
+    return choose_script(settings, "auto", config.artifact.cap_bytes - file_bytes)
 
 
 def _projected_steps(config: GolfConfig, step: StepTime) -> int:
@@ -91,7 +99,7 @@ def _projected_steps(config: GolfConfig, step: StepTime) -> int:
 
 
 def _warnings(config: GolfConfig, payload: int, file_bytes: tuple[int, int] | None, warmdown: str | None) -> list[str]:
-    room = config.artifact.cap_bytes - code_bytes()
+    room = config.artifact.cap_bytes - _code(config, config.artifact.cap_bytes).num_bytes  # beside the smallest form of the script
     warnings = []
     if file_bytes and file_bytes[0] > room:
         warnings.append(f"over the cap: even at the lowest measured ratio the artifact takes {file_bytes[0]:,} of {room:,} bytes")

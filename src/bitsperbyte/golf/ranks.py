@@ -46,6 +46,12 @@ class Ranks:
             value /= self.world_size
         return value
 
+    def share(self, tensors: list[Tensor]) -> None:
+        """Give every rank the main rank's values."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), 0)
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -87,3 +93,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reserved_memory_bytes(device: torch.device) -> int:
+    """Most device memory that torch held so far on CUDA; `peak_memory_bytes` on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_memory_bytes(device)

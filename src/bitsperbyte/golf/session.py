@@ -16,14 +16,18 @@ from rich.console import Console
 
 import bitsperbyte
 from bitsperbyte.golf.artifact import Ledger, read_artifact, write_artifact
+from bitsperbyte.golf.bundle import Script, choose_script, script_config
 from bitsperbyte.golf.clock import agree_max
 from bitsperbyte.golf.config import GolfConfig
-from bitsperbyte.golf.devices import Ranks, describe_device, join_ranks, peak_memory_bytes, require_memory
+from bitsperbyte.golf.devices import describe_device, require_memory
 from bitsperbyte.golf.evaluate import Evaluation, Protocol
+from bitsperbyte.golf.lines import memory_line, opening_lines, roundtrip_lines, size_lines
 from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
-from bitsperbyte.golf.quantize import fp_bytes, payload_bytes
+from bitsperbyte.golf.quantize import payload_bytes
+from bitsperbyte.golf.ranks import Ranks, join_ranks, peak_memory_bytes, reserved_memory_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
+from bitsperbyte.golf.submission import SubmissionConfig
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.schema import Record, ScoreRow
 from bitsperbyte.records.store import continue_record, readable_record, write_record
@@ -169,17 +173,12 @@ def _write(folder: RunFolder | None, record: Record) -> None:
 
 
 def _introduce(log: RunLog, config: GolfConfig, data: DataFolder, tokenizer: Tokenizer, trainer: Trainer) -> None:
-    counts = parameter_counts(config.model_dataclass())
-    num_val = len(trainer.val_tokens)
-    log.say(f"{config.name}: {counts['total']:,} parameters on {trainer.ranks.device} x {trainer.ranks.world_size}, tokenizer "
+    num_parameters, num_val = parameter_counts(config.model_dataclass())["total"], len(trainer.val_tokens)
+    log.say(f"{config.name}: {num_parameters:,} parameters on {trainer.ranks.device} x {trainer.ranks.world_size}, tokenizer "
             f"{tokenizer.name}, {trainer.stream.length:,} training tokens, {num_val:,} validation tokens")
-    log.line(f"model_params:{counts['total']}")
-    log.line(f"world_size:{trainer.ranks.world_size} grad_accum_steps:{trainer.num_micro}")
-    log.line(f"val_loader:shards pattern={config.data.path} tokens:{num_val - 1}")
-    log.line(f"train_batch_tokens:{config.train.batch_tokens} train_seq_len:{config.train.seq_len} "
-             f"iterations:{config.schedule.max_steps or 0} warmup_steps:{config.schedule.warmup_steps} "
-             f"max_wallclock_seconds:{config.schedule.wallclock_s or 0:.3f}")
-    log.line(f"seed:{config.train.seed}")
+    for line in opening_lines(trainer.model.config, trainer.schedule, trainer.batch, world_size=trainer.ranks.world_size,
+                              num_micro=trainer.num_micro, data_path=config.data.path, num_val_tokens=num_val):
+        log.line(line)
 
 
 def protocol_of(config: GolfConfig) -> Protocol:
@@ -212,26 +211,24 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
     final = score("before_quantisation").score
     elapsed_s = trainer.clock.elapsed_s
     log.validation(trainer.step, final, elapsed_s)
-    peak_mib = peak_memory_bytes(ranks.device) // 2**20
-    reserved = torch.cuda.max_memory_reserved(ranks.device) // 2**20 if ranks.device.type == "cuda" else peak_mib
-    log.line(f"peak memory allocated: {peak_mib} MiB reserved: {reserved} MiB")
+    log.line(memory_line(peak_memory_bytes(ranks.device), reserved_memory_bytes(ranks.device)))
     path = run_dir / ARTIFACT
     with trainer.phase("artifact"):
         if ranks.is_main:
             ledger = write_artifact(path, state={n: p.detach().float().cpu() for n, p in trainer.model.named_parameters()},
                                     model=config.model_dataclass(), tokenizer_sha256=tokenizer.sha256,
                                     scheme=config.artifact.scheme, codec=config.artifact.codec, extra={"name": config.name})
-            ledger = replace(ledger, cap_bytes=config.artifact.cap_bytes)
-            _log_sizes(log, ledger, config)
-            record.artifact = artifact_section(path, ledger, config)
+            script = choose_script(script_of(config, tokenizer, data), "auto", config.artifact.cap_bytes - ledger.weight_bytes)
+            ledger = replace(ledger, cap_bytes=config.artifact.cap_bytes, code_bytes=script.num_bytes)
+            for line in size_lines(ledger, config.model_dataclass(), config.artifact.scheme, config.artifact.codec):
+                log.line(line)
+            record.artifact = artifact_section(path, ledger, script, config)
         ranks.barrier()
         artifact = read_artifact(path, expected_tokenizer_sha256=tokenizer.sha256)
         trainer.model.load_state_dict(artifact.state)  # what is scored below came from the disk
     result = score("artifact")
-    tag = f"final_{config.artifact.scheme.removeprefix('reference_')}_{config.artifact.codec}_roundtrip"
-    loss, bpb = result.score.nats_per_token, result.score.bpb
-    log.line(f"{tag} val_loss:{loss:.4f} val_bpb:{bpb:.4f} eval_time:{result.seconds * 1e3:.0f}ms")
-    log.line(f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}")
+    for line in roundtrip_lines(config.artifact.scheme, config.artifact.codec, result.score, result.seconds):
+        log.line(line)
     record.status = "finished"
     over = int(agree_max([float(-ledger.margin_bytes) if ranks.is_main else 0.0])[0])  # all ranks end alike
     if over > 0:
@@ -240,23 +237,17 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
                         EXIT_FAILED, "over_cap")
 
 
-def _log_sizes(log: RunLog, ledger: Ledger, config: GolfConfig) -> None:
-    shapes = state_shapes(config.model_dataclass())
-    raw, payload = fp_bytes(shapes), payload_bytes(shapes, config.artifact.scheme)
-    tag = f"{config.artifact.scheme.removeprefix('reference_')}+{config.artifact.codec}"
-    log.line(f"Serialized model: {raw} bytes")
-    log.line(f"Code size: {ledger.code_bytes} bytes")
-    log.line(f"Total submission size: {raw + ledger.code_bytes} bytes")
-    log.line(f"Serialized model {tag}: {ledger.weight_bytes} bytes (payload:{payload} raw_torch:{raw} "
-             f"payload_ratio:{raw / payload:.2f}x)")
-    log.line(f"Total submission size {tag}: {ledger.total_bytes} bytes")
+def script_of(config: GolfConfig, tokenizer: Tokenizer, data: DataFolder) -> SubmissionConfig:
+    """The settings of the script that a submission of this run ships, whose bytes are the run's code."""
+    return script_config(config, tokenizer_file=tokenizer.file_name, tokenizer_sha256=tokenizer.sha256, val_sha256=data.split_sha256("val"))
 
 
-def artifact_section(path: Path, ledger: Ledger, config: GolfConfig) -> dict[str, Any]:
-    """The record's artifact part."""
+def artifact_section(path: Path, ledger: Ledger, script: Script, config: GolfConfig) -> dict[str, Any]:
+    """The record's artifact part. `code_form` and `code_sha256` say which script the code bytes are those of."""
     shapes = state_shapes(config.model_dataclass())
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "scheme": config.artifact.scheme,
-            "codec": config.artifact.codec, "payload_bytes": payload_bytes(shapes, config.artifact.scheme), **ledger.to_dict()}
+            "codec": config.artifact.codec, "payload_bytes": payload_bytes(shapes, config.artifact.scheme),
+            "code_form": script.form, "code_sha256": script.sha256, **ledger.to_dict()}
 
 
 def _fill_training(record: Record, trainer: Trainer | None, run_dir: Path, total_s: float) -> None:

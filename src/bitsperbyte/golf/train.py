@@ -21,6 +21,7 @@ from bitsperbyte.golf.clock import Clock, agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import Ranks
 from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
+from bitsperbyte.golf.lines import cap_line
 from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.schedule import is_finished, lr_scale
 from bitsperbyte.golf.step import Stepper, random_state, set_random_state
@@ -171,8 +172,7 @@ class Trainer(Stepper):
                     self._stop_clock()
                     self.finished = reason
                     if reason == "wallclock_cap":
-                        self.log.line(f"stopping_early: wallclock_cap train_time:{elapsed * 1e3:.0f}ms "
-                                      f"step:{self.step}/{self.log.total}")
+                        self.log.line(cap_line(self.step, self.log.total, elapsed))
                     self.save()
                     break
                 if not self.clock.running:

@@ -52,13 +52,16 @@ class TrainingPart(Part):
 
 
 class ArtifactPart(Part):
-    """The file that ships. total = code + weights; margin = cap - total, negative when the artifact is over the cap."""
+    """The file that ships. total = code + weights; margin = cap - total, negative when the artifact is over the cap. `code_form` and
+    `code_sha256` name the script whose bytes are the code (null in records from before there was one: then a sum over modules)."""
 
     file: str | None = None
     sha256: str | None = None
     scheme: str | None = None
     codec: str | None = None
     code_bytes: int | None = None
+    code_form: str | None = None
+    code_sha256: str | None = None
     weight_bytes: int | None = None
     total_bytes: int | None = None
     cap_bytes: int | None = None
