@@ -1,4 +1,4 @@
-"""bpb golf: plan, train, eval, sample."""
+"""bpb golf: plan, train, eval, sample, submit."""
 
 import json
 import os
@@ -118,6 +118,30 @@ def sample(run_dir: RunDir, prompt: Annotated[str, typer.Option(help="text to co
     continuation = continue_prompt(model, tokenizer, prompt, num_tokens=num_tokens, temperature=temperature, top_k=top_k, seed=seed,
                                    context=trained_window(run_dir))
     print(tokenizer.decode(tokenizer.encode(prompt)) + continuation)  # the prompt as the model saw it: normalised
+
+
+@app.command()
+def submit(run_dir: Annotated[Path, typer.Argument(help="the folder of a finished run, or of its seed_1, seed_2, ...")],
+           out: Annotated[Path, typer.Option(help="the folder to write; it must not exist")],
+           code: Annotated[str, typer.Option(help="form of the script: plain, minified, compressed, or auto: the most readable "
+                                                  "that fits")] = "auto",
+           author: Annotated[str | None, typer.Option(help="your name, for submission.json")] = None,
+           github_id: Annotated[str | None, typer.Option(help="your GitHub account")] = None,
+           name: Annotated[str | None, typer.Option(help="title of the submission; default: the run's name")] = None,
+           blurb: Annotated[str | None, typer.Option(help="what it does, in a sentence or two")] = None) -> None:
+    """Write the challenge's submission folder: one script, the artifact, logs, submission.json, README."""
+    from bitsperbyte.golf.submit import submit as write_submission
+
+    made = write_submission(run_dir, out, code=code, author=author, github_id=github_id, name=name, blurb=blurb)
+    f = made.facts
+    rows = [(file, f"{size:,} bytes") for file, size in made.files.items()]
+    rows += [("counted", f"{f['bytes_code']:,} of {f['code_form']} code + {f['bytes_artifact']:,} of weights = {f['bytes_total']:,}"),
+             ("left under the cap", f"{f['bytes_margin']:,} of {f['bytes_cap']:,} bytes"),
+             ("val_bpb", f"{f['val_bpb']:.8f}, " + (f"mean of {len(f['seeds'])} seeds, sd {f['val_bpb_std']:.6f}" if f["val_bpb_std"] is not None
+                                                    else f"seed {f['seeds'][0]}"))]
+    if missing := [option for option, key in (("--author", "author"), ("--github-id", "github_id"), ("--blurb", "blurb")) if f[key] is None]:
+        rows.append(("null in submission.json", ", ".join(missing)))
+    _print_table(str(made.path), rows)
 
 
 def _print_result(record: Any, run_dir: Path) -> None:
