@@ -213,7 +213,8 @@ def run_evaluation(config: SubmissionConfig, ranks: Ranks, path: Path) -> int:
 
 
 def main(config: SubmissionConfig) -> int:
-    """The script's entry: its exit code is 0, 1 where training diverged or the artifact is over the cap, 2 for input that cannot work."""
+    """The script's entry: its exit code is 0, 1 where training diverged or the artifact is over the cap, 2 for input that cannot work, 3 where
+    the system refuses a file."""
     parser = argparse.ArgumentParser(description=f"{config.name}: trains the network of the settings at the end of this file, packs it, and "
                                      "scores the file as read back. Environment: DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED.")
     parser.add_argument("--eval-only", metavar="ARTIFACT", type=Path, help="score this artifact and train nothing")
@@ -228,6 +229,9 @@ def main(config: SubmissionConfig) -> int:
             return run_evaluation(config, ranks, arguments.eval_only) if arguments.eval_only else run_training(config, ranks)
         finally:
             ranks.close()
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        return 2 if isinstance(error, ValueError) else 3 if isinstance(error, OSError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -59,6 +59,9 @@ from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
 
 LOG = "train.log"
 CODE_CHOICES = ("auto", *FORMS)
+# Settings in which the seeds of one submission may differ: they change nothing about the result, or hashes stand for them.
+MAY_DIFFER: dict[str, Any] = {"data": True, "logger": True, "train": {"seed", "micro_batch_tokens", "log_every", "checkpoint_every_s",
+                                                      "checkpoint_every_steps"}}
 # The challenge's machine and time: only such a run belongs on its track of records.
 RECORD_DEVICE, RECORD_NUM_DEVICES, RECORD_SECONDS = "H100 80GB HBM3", 8, 600.0
 
@@ -193,7 +196,7 @@ def _refuse_unequal(runs: list[SeedRun]) -> None:
         if run.seed in seen:
             raise ValueError(f"{run.path} and {seen[run.seed]} are both of seed {run.seed}: a mean over seeds counts each once")
         seen[run.seed] = run.path
-        configs = [r.config.model_dump(mode="json", exclude={"logger": True, "train": {"seed", "micro_batch_tokens"}}) for r in (first, run)]
+        configs = [r.config.model_dump(mode="json", exclude=MAY_DIFFER) for r in (first, run)]
         if differences := config_diff(*configs):
             raise ValueError(f"{run.path} was trained under another config than {first.path} ({'; '.join(differences[:5])}): a submission "
                              "is one config under several seeds")
@@ -266,7 +269,8 @@ def _facts(runs: list[SeedRun], script: Script, *, author: str | None, github_id
         "num_parameters": record.training.num_parameters, "train_tokens": _mean_known([r.record.training.num_tokens for r in runs]),
         "config_sha256": record.config_sha256, "source_sha256": provenance.get("source_sha256"), "source_commit": provenance.get("commit"),
         "source_dirty": provenance.get("dirty"), "bitsperbyte_version": versions.get("bitsperbyte"),
-        "hardware": hardware_of(record), "pytorch_version": versions.get("torch"), "python_version": provenance.get("python"),
+        "hardware": "; ".join(dict.fromkeys(hardware_of(r.record) for r in runs)),
+        "pytorch_version": versions.get("torch"), "python_version": provenance.get("python"),
     }
 
 

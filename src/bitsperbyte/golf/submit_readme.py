@@ -11,7 +11,8 @@ def render_readme(facts: dict[str, Any], record: Record, files: dict[str, int]) 
     if facts["blurb"]:
         parts.insert(1, facts["blurb"].strip())
     parts += ["## Scores", _scores(facts), "## Size", _size(facts), "## Time and machine", _time(facts, record), "## Data", _data(facts),
-              "## How to run it", _commands(facts, files), "## Where the code comes from", _code(facts), "## Files", _files(facts, files)]
+              "## How to run it", _commands(facts, record, files),
+              "## Where the code comes from", _code(facts, record), "## Files", _files(facts, files)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -94,30 +95,36 @@ def _data(facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\nA split's sha256 is over its shards' sha256s and token counts, in order."
 
 
-def _commands(facts: dict[str, Any], files: dict[str, int]) -> str:
+def _commands(facts: dict[str, Any], record: Record, files: dict[str, int]) -> str:
+    num_devices = record.provenance.get("num_devices") or 1
+    launch = "python" if num_devices == 1 else f"torchrun --standalone --nproc-per-node={num_devices}"
     install = "pip install -r requirements.txt\n" if "requirements.txt" in files else ""
     return ("From inside this folder, with the token shards in a folder DATA_PATH:\n\n```sh\n" + install +
             "# train as recorded, pack, read back, score; one process a GPU\n"
-            f"DATA_PATH=... SEED={facts['seeds'][0]} torchrun --standalone --nproc-per-node=8 train_gpt.py\n"
+            f"DATA_PATH=... SEED={facts['seeds'][0]} {launch} train_gpt.py\n"
             "# score the artifact without training\n"
             "DATA_PATH=... python train_gpt.py --eval-only artifact.bpb\n```\n\n"
             f"The second prints, for this artifact, `val_loss:{facts['artifact']['val_loss']:.8f} "
             f"val_bpb:{facts['artifact']['val_bpb']:.8f}`, and whether the validation tokens are those of the record. The last digits can differ "
             "on another kind of device. Hyperparameters are in the script and not in the environment; it reads DATA_PATH, TOKENIZER_PATH "
-            "(default: the tokenizer in this folder), RUN_ID and SEED. Without torchrun it trains on one device. It writes logs/RUN_ID.txt and "
-            "logs/RUN_ID.artifact.bpb.")
+            "(default: the tokenizer in this folder), RUN_ID and SEED. Under torchrun it trains on as many devices as there are processes. It "
+            "writes logs/RUN_ID.txt and logs/RUN_ID.artifact.bpb.")
 
 
-def _code(facts: dict[str, Any]) -> str:
-    commit = f", commit `{facts['source_commit']}`" + (" with changes" if facts["source_dirty"] else "") if facts["source_commit"] else ""
-    text = (f"`train_gpt.py` was flattened from the modules of bitsperbyte {facts['bitsperbyte_version'] or ''}".rstrip() + f"{commit}. The "
-            "logs were written by its own training command, which takes the same step, from the same modules, that the script takes.")
+def _code(facts: dict[str, Any], record: Record) -> str:
+    text = ("`train_gpt.py` is flattened from the modules of bitsperbyte. The logs were written by its own training command, which takes the "
+            "same step, from the same modules, that the script takes.")
     if facts["code_as_recorded"]:
-        text += " It is the very script whose bytes the record of the run counted."
-    elif facts["code_as_recorded"] is None:
-        text += " The record of the run counted the sources as they stood and no script, so that its code bytes are others."
+        text += " It is, byte for byte, the script that the record of the run counted."
     else:
-        text += " The record of the run counted another script (another form of it, or from other sources), so that its code bytes are others."
+        counted = record.artifact.code_bytes if record.artifact else None
+        what = "the sources as they stood" if facts["code_as_recorded"] is None else "another script (another form of it, or from other sources)"
+        text += (f" The record and the log of the run counted {what}, {_whole(counted)} bytes of code; the bytes above are those of this "
+                 "folder.")
+    if facts["source_commit"]:
+        text += f" The run was made from commit `{facts['source_commit']}`" + (", with changes." if facts["source_dirty"] else ".")
+    elif facts["source_sha256"]:
+        text += f" The run was made from sources whose sha256 is `{facts['source_sha256']}`."
     if facts["code_form"] == "compressed":
         text += ("\n\nThe script is compressed. Its text: `python -c \"import runpy; print(runpy.run_path('train_gpt.py')['SOURCE'])\"`.")
     return text
