@@ -56,6 +56,7 @@ TESTED_IN: dict[str, str] = {
     "golf/lines.py": "golf/test_logs.py",
     "golf/ranks.py": "golf/test_devices.py",
     "golf/step.py": "golf/test_train.py",
+    "golf/submit_readme.py": "golf/test_submit.py",
     "records/randopt_parts.py": "records/test_schema.py",
     "records/score_parts.py": "records/test_schema.py",
 }
