@@ -17,6 +17,7 @@ import functools
 import hashlib
 import lzma
 import symtable
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -32,6 +33,7 @@ PACKAGE = "bitsperbyte"
 ENTRY = "main"  # of golf/submission.py
 FORMS = ("plain", "minified", "compressed")  # the most readable first
 CODEC_PACKAGES = {"zstd": "zstandard", "brotli": "brotli>=1.2"}  # what a codec needs beside the standard library
+OLDEST_PYTHON = "3.11"  # that the sources are written for
 LINE_WIDTH = 120
 # The smallest of lzma's containers. lc, lp and pb fit text; the dictionary only has to hold the script.
 LZMA_CHAIN = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20, "lc": 3, "lp": 0, "pb": 0}]
@@ -215,12 +217,15 @@ def _read(node: ast.AST) -> Iterator[str]:
 
 
 def global_names(source: str, path: str) -> set[str]:
-    """Names that a module's code looks up in its globals, as Python's own symbol table says."""
+    """Names that a module's code looks up in its globals, as Python's own symbol table says; at its top level only those that it does
+    not assign."""
     found: set[str] = set()
 
     def visit(table: symtable.SymbolTable) -> None:
         at_top = table.get_type() == "module"
-        found.update(s.get_name() for s in table.get_symbols() if s.is_referenced() and (s.is_global() or at_top))
+        for symbol in table.get_symbols():  # what the module itself assigns is bound; from Python 3.12 on also what a comprehension does
+            if symbol.is_referenced() and (not symbol.is_assigned() if at_top else symbol.is_global()):
+                found.add(symbol.get_name())
         for child in table.get_children():
             visit(child)
 
@@ -323,7 +328,7 @@ def literal(value: Any, indent: str = "") -> str:
 
 
 def _banner(config: SubmissionConfig) -> str:
-    packages = ["numpy", "torch", "sentencepiece", *([CODEC_PACKAGES[config.codec]] if config.codec in CODEC_PACKAGES else [])]
+    packages = [f"Python {OLDEST_PYTHON} or later", "numpy", "torch", "sentencepiece", *([CODEC_PACKAGES[config.codec]] if config.codec in CODEC_PACKAGES else [])]
     return (f"# {config.name}: a golf submission, flattened from the modules of bitsperbyte. It needs {', '.join(packages)} and nothing else.\n"
             "# Train, pack, read back and score: DATA_PATH=... SEED=... torchrun --standalone --nproc-per-node=8 train_gpt.py\n"
             "# Score alone:                     DATA_PATH=... python train_gpt.py --eval-only artifact.bpb")
@@ -382,7 +387,9 @@ class _Minifier(ast.NodeTransformer):
 
 def minify(text: str) -> str:
     """The same program without what a computer does not read. The comment at its top stays."""
-    banner = text[: text.index("\n\n")]
+    # The text is written anew by this Python, which may use a syntax of f-strings that only it and later ones read.
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor} or later"
+    banner = text[: text.index("\n\n")].replace(f"Python {OLDEST_PYTHON} or later", python)
     tree = ast.fix_missing_locations(_Minifier().visit(ast.parse(text)))
     pieces = [Piece("", node, "", frozenset(_bound(node)), frozenset(_read(node))) for node in tree.body]
     kept = {id(piece.node) for piece in reached(pieces, {ENTRY, "CONFIG"})}

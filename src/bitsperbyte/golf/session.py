@@ -16,7 +16,7 @@ from rich.console import Console
 
 import bitsperbyte
 from bitsperbyte.golf.artifact import Ledger, read_artifact, write_artifact
-from bitsperbyte.golf.bundle import Script, choose_script, script_config
+from bitsperbyte.golf.bundle import Script, bundle, choose_script, script_config
 from bitsperbyte.golf.clock import agree_max
 from bitsperbyte.golf.config import GolfConfig
 from bitsperbyte.golf.devices import describe_device, require_memory
@@ -91,6 +91,7 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
         data.verify("val")
         BatchLoader(TokenStream(data.shards("train")), batch_tokens=config.train.batch_tokens, seq_len=config.train.seq_len,
                     world_size=ranks.world_size)  # ValueError where they do not fit, before the folder holds a run
+        bundle(script_of(config, tokenizer, data), "plain")  # what cannot be made a script of must not show after hours of training
         _open_identity(folder, config, data, tokenizer, resume)
         ranks.barrier()
     record = _new_record(config, data, tokenizer, ranks)
