@@ -1,6 +1,7 @@
 """The flattened script is the modules' own program, in three forms; what cannot be flattened with its meaning kept is refused."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,8 +135,8 @@ def test_equal_input_gives_equal_bytes_in_any_process() -> None:
     code = ("from bitsperbyte.golf.bundle import *\n"
             "c = script_config(GolfConfig(), tokenizer_file='tokenizer.model', tokenizer_sha256='a' * 64, val_sha256='b' * 64)\n"
             "print(*(bundle(c, form).sha256 for form in FORMS))")
-    there = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": "1", "PYTHONPATH": str(PACKAGE.parent)}, check=True,
-                           capture_output=True, text=True)
+    there = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, check=True, capture_output=True,
+                           text=True)
     here = [bundle(config_of(), form).sha256 for form in FORMS]
     bundle.cache_clear()
     assert there.stdout.split() == here == [bundle(config_of(), form).sha256 for form in FORMS]
