@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,12 +22,13 @@ from bitsperbyte.golf.session import train
 from bitsperbyte.golf.submission import SubmissionConfig, main
 from bitsperbyte.golf.submit import read_run, settings_of
 from bitsperbyte.records.schema import Record
+from bitsperbyte.records.store import read_record
 from bitsperbyte.text.prepare import prepare
 
-# Runs the script twice in one process, from a folder that holds nothing else: training under its own name, then scoring alone. The
-# package is not on the path (-I) and refused besides. Every loss is written in full.
+# Runs the script of each folder twice: training under its own name, then scoring alone. Every loss is written in full. The package is
+# not on the path (-I) and refused besides; one process for all, since most of its seconds go into importing torch.
 DRIVER = """
-import sys, types
+import os, sys, types
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -34,25 +36,28 @@ class Blocked:
             raise ModuleNotFoundError(f"blocked: {name}")
 
 sys.meta_path.insert(0, Blocked())
-script = types.ModuleType("script")
-script.__file__ = "train_gpt.py"
-sys.modules["script"] = script
-exec(compile(open("train_gpt.py", encoding="utf-8").read(), "train_gpt.py", "exec"), script.__dict__)
-original, script.losses = script.Stepper.train_step, []
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    script = types.ModuleType("script")
+    script.__file__ = "train_gpt.py"
+    sys.modules["script"] = script
+    exec(compile(open("train_gpt.py", encoding="utf-8").read(), "train_gpt.py", "exec"), script.__dict__)
+    losses, original = [], script.Stepper.train_step
 
-def recorded(self, batch, scale):
-    loss = original(self, batch, scale)
-    script.losses.append(loss.item())
-    return loss
+    def recorded(self, batch, scale):
+        loss = original(self, batch, scale)
+        losses.append(loss.item())
+        return loss
 
-script.Stepper.train_step = recorded
-sys.argv = ["train_gpt.py"]
-code = script.main(script.CONFIG)
-print("losses:" + " ".join(loss.hex() for loss in script.losses))
-assert code == 0, code
-sys.argv = ["train_gpt.py", "--eval-only", "artifact.bpb"]
-print("scoring alone")
-assert script.main(script.CONFIG) == 0
+    script.Stepper.train_step = recorded
+    print("training", folder)
+    sys.argv = ["train_gpt.py"]
+    assert script.main(script.CONFIG) == 0
+    print("losses:" + " ".join(loss.hex() for loss in losses))
+    print("scoring alone")
+    sys.argv = ["train_gpt.py", "--eval-only", "artifact.bpb"]
+    assert script.main(script.CONFIG) == 0
+    print("end")
 assert not any(name.partition(".")[0] == "bitsperbyte" for name in sys.modules)
 """
 CHANGES = {"zlib": {"artifact": {"scheme": "reference_int8", "codec": "zlib"}},
@@ -72,10 +77,10 @@ def run_script(folder: Path, command: list[str], **values: str) -> subprocess.Co
     return done
 
 
-def folder_of(tmp_path: Path, run_dir: Path, form: str) -> Path:
+def folder_of(root: Path, run_dir: Path, form: str) -> Path:
     """The files that the script needs, in a folder of their own."""
     run = read_run(run_dir)
-    folder = tmp_path / "alone"
+    folder = root / "alone"
     folder.mkdir()
     (folder / "train_gpt.py").write_text(bundle(settings_of(run), form).text, encoding="utf-8")
     shutil.copy(run_dir / "artifact.bpb", folder)
@@ -90,15 +95,28 @@ def exact_line(record: Record) -> str:
     return f"final_{scheme}_{record.artifact.codec}_roundtrip_exact val_loss:{final.nats_per_token:.8f} val_bpb:{final.bpb:.8f}"
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, tiny: Callable) -> dict[str, tuple[Path, Path, str, str]]:
+    """For each form, run under one of CHANGES: the run's folder, the script's, and what it printed in training and in scoring."""
+    made = {}
+    for form, codec in zip(FORMS, CHANGES, strict=True):
+        root = tmp_path_factory.mktemp(form)
+        train(tiny(CHANGES[codec]), root / "run")
+        made[form] = root / "run", folder_of(root, root / "run", form)
+    done = run_script(data_dir, [sys.executable, "-I", "-c", DRIVER, *(str(folder) for _, folder in made.values())], DATA_PATH=str(data_dir),
+                      RUN_ID="again")
+    found = {}
+    for form, (run_dir, folder) in made.items():
+        trained, _, scored = done.stdout.partition(f"training {folder}")[2].partition("\nend\n")[0].partition("scoring alone")
+        found[form] = run_dir, folder, trained, scored
+    return found
+
+
 @pytest.mark.parametrize(("form", "codec"), list(zip(FORMS, CHANGES, strict=True)))
-def test_each_form_trains_and_scores_as_the_run_did(form: str, codec: str, tmp_path: Path, data_dir: Path, tiny: Callable,
-                                                    losses: Callable) -> None:
+def test_each_form_trains_and_scores_as_the_run_did(form: str, codec: str, alone: dict, losses: Callable) -> None:
     """Bit for bit: every loss, and the artifact. The artifact alone scores what the record says, to eight decimals."""
-    run_dir = tmp_path / "run"
-    record = train(tiny(CHANGES[codec]), run_dir)
-    folder = folder_of(tmp_path, run_dir, form)
-    done = run_script(folder, [sys.executable, "-I", "-c", DRIVER], DATA_PATH=str(data_dir), RUN_ID="again")
-    trained, _, scored = done.stdout.partition("scoring alone")
+    run_dir, folder, trained, scored = alone[form]
+    record = read_record(run_dir)
     found = [float.fromhex(x) for x in next(line for line in trained.splitlines() if line.startswith("losses:"))[7:].split()]
     warmup = CHANGES[codec].get("schedule", {}).get("warmup_steps", 0)
     assert len(found) == 12 + warmup and found[warmup:] == losses(run_dir)
@@ -135,17 +153,24 @@ def test_the_challenges_bare_folder_and_its_tokenizer_beside_the_script(tmp_path
     assert not (folder / "logs").exists(), "scoring leaves nothing behind"
 
 
-def test_two_ranks_under_torchrun(tmp_path: Path, data_dir: Path, tiny: Callable, losses: Callable) -> None:
-    run_dir = tmp_path / "run"
-    train(tiny(), run_dir)
-    folder = folder_of(tmp_path, run_dir, "minified")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train_gpt.py"]
-    done = run_script(folder, torchrun, DATA_PATH=str(data_dir), RUN_ID="two")
-    lines = done.stdout.splitlines()
-    assert "world_size:2 grad_accum_steps:1" in lines and len([line for line in lines if "roundtrip_exact" in line]) == 1
+def test_two_ranks_train_as_one(alone: dict, data_dir: Path, losses: Callable) -> None:
+    """Started as torchrun starts them. Ranks add their gradients up in another order, so the losses are equal to rounding."""
+    run_dir, folder, _, _ = alone["plain"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DATA_PATH": str(data_dir), "RUN_ID": "two"}
+    ranks = [subprocess.Popen([sys.executable, "-I", "train_gpt.py"], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(2)]
+    outs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outs
+    lines = outs[0][0].splitlines()
+    assert "world_size:2 grad_accum_steps:1" in lines and not outs[1][0], "the main rank speaks for all"
     found = [float(line.partition("train_loss:")[2].split()[0]) for line in lines if "train_loss" in line]
-    assert found[:10] == pytest.approx(losses(run_dir)[:10], abs=2e-4)
+    assert len(found) == 10 and found == pytest.approx(losses(run_dir)[:10], abs=2e-4)
     assert read_artifact(folder / "logs/two.artifact.bpb").model == read_artifact(run_dir / "artifact.bpb").model
+    recorded = read_record(run_dir).score("artifact")
+    assert recorded and float(lines[-1].rpartition("val_bpb:")[2]) == pytest.approx(recorded.bpb, abs=1e-3)
 
 
 # -- input that cannot work --------------------------------------------------------------------------------------------
