@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate
+from bitsperbyte.golf.evaluate import Evaluation, Protocol, evaluate, position_edges
 from bitsperbyte.golf.model import GolfModel, ModelConfig
+from bitsperbyte.records.schema import PositionPart
 from bitsperbyte.text.tokenizers import ByteTable, load_tokenizer
 
 VOCAB, BOS = 40, 1
@@ -39,8 +40,10 @@ def stream(*lengths: int, seed: int = 0, begin_with_bos: bool = True) -> np.ndar
     return joined if begin_with_bos else joined[1:]
 
 
-def brute_force(model: GolfModel, tokens: list[int], table: ByteTable, p: Protocol) -> tuple[list[float], list[int], list[int]]:
-    """(nats, bytes, number of scores) of each document, and how often each target was scored, from the definitions alone."""
+def brute_force(model: GolfModel, tokens: list[int], table: ByteTable, p: Protocol,
+                by_context: dict[int, list[float]] | None = None) -> tuple[list[float], list[int], list[int]]:
+    """(nats, bytes, number of scores) of each document, and how often each target was scored, from the definitions alone. `by_context`
+    takes the nats of each target under the number of tokens that stood before it in its window."""
     document_of, documents = [], 0
     for token in tokens:
         documents += token == BOS
@@ -68,6 +71,8 @@ def brute_force(model: GolfModel, tokens: list[int], table: ByteTable, p: Protoc
             for at in range(target, last + 1):
                 token, before = tokens[at], tokens[at - 1]
                 nats[document_of[at]] -= log_p[at - 1 - first_input][token]
+                if by_context is not None:
+                    by_context.setdefault(len(tokens[first_input:at]), []).append(-log_p[at - 1 - first_input][token])
                 num_bytes[document_of[at]] += int(table.base_bytes[token])
                 num_bytes[document_of[at]] += int(table.starts_with_space[token] and before >= 4)
                 times[at] += 1
@@ -81,6 +86,18 @@ def assert_equal(result: Evaluation, expected: tuple[list[float], list[int], lis
     assert result.document_bytes.tolist() == num_bytes
     assert result.score.num_tokens == sum(times) and result.score.num_bytes == sum(num_bytes)
     assert result.score.nats == pytest.approx(sum(nats), rel=1e-6)
+
+
+def assert_positions_equal(result: Evaluation, tokens: list[int], table: ByteTable, protocol: Protocol, model: GolfModel) -> None:
+    by_context: dict[int, list[float]] = {}
+    brute_force(model, tokens, table, protocol, by_context)
+    part = PositionPart(**result.by_position.to_dict())
+    assert sum(part.num_tokens) == result.score.num_tokens == sum(map(len, by_context.values()))
+    for i, edge in enumerate(part.edges):
+        end = part.edges[i + 1] if i + 1 < len(part.edges) else 10**9
+        expected = [value for context, values in by_context.items() if edge <= context < end for value in values]
+        assert part.num_tokens[i] == len(expected)
+        assert part.nats_per_token[i] == (pytest.approx(sum(expected) / len(expected), rel=1e-5) if expected else None)
 
 
 PROTOCOLS = [Protocol(8), Protocol(8, drop_tail=True), Protocol(8, documents="isolated"), Protocol(8, 3), Protocol(8, 1),
@@ -103,6 +120,17 @@ def test_equals_brute_force_by_document(model: GolfModel, table: ByteTable, prot
             assert times == [0] + [int(not skipped) for skipped in context_only[1:]]
         for batch_tokens in (1, 3 * protocol.window, 10_000):  # one window, three, all
             assert_equal(evaluate(model, tokens, table, BOS, protocol, batch_tokens=batch_tokens), (nats, num_bytes, times))
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, Protocol(9), Protocol(2)], ids=Protocol.describe)
+def test_loss_by_position_equals_brute_force(model: GolfModel, table: ByteTable, protocol: Protocol) -> None:
+    tokens = stream(30, 1, 7, 12)
+    assert_positions_equal(evaluate(model, tokens, table, BOS, protocol), tokens.tolist(), table, protocol, model)
+
+
+@pytest.mark.parametrize(("window", "edges"), [(1, [1]), (2, [1]), (3, [1, 2]), (8, [1, 2, 4]), (9, [1, 2, 4, 8])])
+def test_position_bins_double_below_the_window(window: int, edges: list[int]) -> None:
+    assert position_edges(window).tolist() == edges
 
 
 @pytest.mark.parametrize("protocol", [Protocol(9), Protocol(9, 2), Protocol(9, 4, "isolated")], ids=Protocol.describe)
@@ -176,8 +204,8 @@ def test_ranks_split_the_batches_and_sum_to_the_whole(model: GolfModel, table: B
     """Two ranks one after the other; the sum over them is taken here in place of the process group."""
     tokens, parts = stream(50, 3, 17), []
 
-    def keep(nats, num_bytes, num_tokens, device):
-        parts.append((nats, num_bytes, num_tokens))
+    def keep(*arrays_and_device):
+        parts.append(arrays_and_device[:-1])
         if len(parts) < 2:
             raise InterruptedError
         return tuple(a + b for a, b in zip(*parts, strict=True))
@@ -186,7 +214,8 @@ def test_ranks_split_the_batches_and_sum_to_the_whole(model: GolfModel, table: B
     with pytest.raises(InterruptedError):
         evaluate(model, tokens, table, BOS, Protocol(8, 3), batch_tokens=16, rank=0, world_size=2)
     summed = evaluate(model, tokens, table, BOS, Protocol(8, 3), batch_tokens=16, rank=1, world_size=2)
-    assert 0 < parts[0][2] < summed.score.num_tokens
+    assert 0 < parts[0][3].sum() < summed.score.num_tokens
+    assert_positions_equal(summed, tokens.tolist(), table, Protocol(8, 3), model)
     assert_equal(summed, brute_force(model, tokens.tolist(), table, Protocol(8, 3)))
 
 

@@ -42,13 +42,29 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class PositionLoss:
+    """The same score by how much context a target had: bin i holds those with edges[i] to edges[i + 1] - 1 tokens before them in their
+    window, the last bin those with edges[-1] and more. Arrays (bins,): int64 edges, float64 nats, int64 num_tokens."""
+
+    edges: np.ndarray
+    nats: np.ndarray
+    num_tokens: np.ndarray
+
+    def to_dict(self) -> dict[str, list]:
+        """Means, as a record keeps them: None where a bin is empty."""
+        means = [float(nats / num) if num else None for nats, num in zip(self.nats, self.num_tokens, strict=True)]
+        return {"edges": self.edges.tolist(), "nats_per_token": means, "num_tokens": self.num_tokens.tolist()}
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """A score, the same by document (for paired bootstraps), the protocol and the seconds it took."""
+    """A score, the same by document (for paired bootstraps) and by position, the protocol and the seconds it took."""
 
     score: Score
     protocol: Protocol
     document_nats: np.ndarray
     document_bytes: np.ndarray
+    by_position: PositionLoss
     seconds: float
 
 
@@ -72,7 +88,9 @@ def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int
                         drop_tail=protocol.drop_tail)
     document_of = np.cumsum(tokens == bos_id, dtype=np.int64)  # 0 is text before the first BOS
     num_documents = int(document_of[-1]) + 1
-    nats, num_bytes, num_tokens = np.zeros(num_documents), np.zeros(num_documents, np.int64), 0
+    nats, num_bytes = np.zeros(num_documents), np.zeros(num_documents, np.int64)
+    edges = position_edges(protocol.window)
+    position_nats, position_tokens = np.zeros(len(edges)), np.zeros(len(edges), np.int64)
     device = model.tok_emb.weight.device
     hidden = model.hidden
     full_batch = max(1, batch_tokens // protocol.window)
@@ -94,14 +112,23 @@ def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int
             nats += np.bincount(document_of[at], weights=losses, minlength=num_documents)
             counted = table.target_bytes(tokens[at - 1], target)
             num_bytes += np.bincount(document_of[at], weights=counted, minlength=num_documents).astype(np.int64)
-            num_tokens += len(at)
+            bins = np.searchsorted(edges, at - np.repeat(starts, ends - firsts + 1), side="right") - 1
+            position_nats += np.bincount(bins, weights=losses, minlength=len(edges))
+            position_tokens += np.bincount(bins, minlength=len(edges))
             if progress:
                 progress(done, len(plan))
     if world_size > 1:
-        nats, num_bytes, num_tokens = _sum_over_ranks(nats, num_bytes, num_tokens, device)
+        nats, position_nats, num_bytes, position_tokens = _sum_over_ranks(nats, position_nats, num_bytes, position_tokens, device)
+    num_tokens = int(position_tokens.sum())
     assert num_tokens == plan.num_scored, "every target of the plan is scored once"
     score = Score(float(nats.sum()), int(num_bytes.sum()), num_tokens).check("the evaluation")
-    return Evaluation(score, protocol, nats, num_bytes, time.perf_counter() - begin)
+    by_position = PositionLoss(edges, position_nats, position_tokens)
+    return Evaluation(score, protocol, nats, num_bytes, by_position, time.perf_counter() - begin)
+
+
+def position_edges(window: int) -> np.ndarray:
+    """1, 2, 4, ... below `window`: a target has 1 to `window` tokens before it, and the last bin is as wide as all before it together."""
+    return 2 ** np.arange(max(1, (window - 1).bit_length()), dtype=np.int64)
 
 
 def _batches(plan: WindowPlan, full_batch: int, batch_tokens: int) -> Iterator[np.ndarray]:
@@ -139,11 +166,11 @@ def _window_nats(model: GolfModel, hidden: Callable[[Tensor], Tensor], tokens: n
     return torch.cat(losses).cpu().numpy()
 
 
-def _sum_over_ranks(nats: np.ndarray, num_bytes: np.ndarray, num_tokens: int,
-                    device: torch.device) -> tuple[np.ndarray, np.ndarray, int]:
-    counts = torch.from_numpy(np.append(num_bytes, num_tokens)).to(device)
-    total = torch.from_numpy(nats).to(device)
-    dist.all_reduce(total)
-    dist.all_reduce(counts)
-    summed = counts.cpu().numpy()
-    return total.cpu().numpy(), summed[:-1], int(summed[-1])
+def _sum_over_ranks(nats: np.ndarray, position_nats: np.ndarray, num_bytes: np.ndarray, position_tokens: np.ndarray,
+                    device: torch.device) -> tuple[np.ndarray, ...]:
+    summed = []
+    for pair in ((nats, position_nats), (num_bytes, position_tokens)):  # float64, then int64
+        total = torch.from_numpy(np.concatenate(pair)).to(device)
+        dist.all_reduce(total)
+        summed += np.split(total.cpu().numpy(), [len(pair[0])])
+    return tuple(summed)

@@ -31,12 +31,13 @@ from bitsperbyte.golf.submission import SubmissionConfig
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.schema import Record, ScoreRow
 from bitsperbyte.records.store import continue_record, readable_record, write_record
-from bitsperbyte.run.config import config_hash, resolved_yaml
+from bitsperbyte.run.config import LOGGER, config_hash, resolved_yaml
 from bitsperbyte.run.console import SteadyConsole
-from bitsperbyte.run.folder import IDENTITY, RunFolder, check_same_config, read_identity, require_disk_space
+from bitsperbyte.run.folder import CONFIG, IDENTITY, RunFolder, check_same_config, read_identity, require_disk_space
 from bitsperbyte.run.metrics import read_metrics
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
+from bitsperbyte.run.trackers import open_tracker, require_installed
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 from bitsperbyte.text.shards import DataFolder, open_shard
 from bitsperbyte.text.tokenizers import Tokenizer, load_tokenizer
@@ -75,6 +76,8 @@ def _await_main(ranks: Ranks) -> None:
 
 def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: Ranks, resume: bool, console: Console) -> Record:
     began = time.perf_counter()
+    if folder:
+        require_installed(config.logger)
     window = config.eval.window or config.train.seq_len
     require_memory(config.model_dataclass(), config.train.micro_batch_tokens, ranks,
                    eval_tokens=max(config.eval.batch_tokens, window), eval_window=window)
@@ -100,6 +103,9 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
     _write(folder, record)
     log = RunLog(folder, console, max_steps=config.schedule.max_steps, wallclock_s=config.schedule.wallclock_s,
                  log_every=config.train.log_every)
+    if folder:
+        log.track(open_tracker(config.logger, run_dir, name=f"{config.name}-seed{config.train.seed}", config=record.config, say=log.say),
+                  config.logger.every_steps)
     val_tokens = np.concatenate([open_shard(info.path, vocab_size=tokenizer.vocab_size) for info in data.shards("val")])
     trainer: Trainer | None = None
     try:
@@ -134,7 +140,7 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
                     raise
                 # said, not raised: the first error is the one that says why the run ended
                 console.print(f"{RECORD} could not be brought up to date: {error}", highlight=False)
-        log.close()
+        log.close(failed=record.status != "finished")
     return record
 
 
@@ -143,15 +149,16 @@ def _open_identity(folder: RunFolder, config: GolfConfig, data: DataFolder, toke
     identity = {"config": config.model_dump(mode="json"), "data": _data_identity(data, tokenizer),
                 "versions": {"bitsperbyte": bitsperbyte.__version__, "torch": torch.__version__}}
     if resume:
-        check_same_config(read_identity(folder.path, IDENTITY_PARTS), identity)
+        check_same_config(read_identity(folder.path, IDENTITY_PARTS), identity, may_change=(f"config.{LOGGER}",))
         earlier = readable_record(folder.path / RECORD)
         if earlier and earlier.status in ("finished", "over_cap"):
             raise ValueError(f"the run in {folder.path} is finished: see its record.json, or take another --run-dir")
         tokenizer.save(folder.path)  # the same one, as the identity says: the copy may have been lost
+        folder.write_atomic(CONFIG, resolved_yaml(config))  # the logger may be another
         return
     folder.write_json_atomic(IDENTITY, identity)
     tokenizer.save(folder.path)
-    folder.write_atomic("config.yaml", resolved_yaml(config))  # last: its presence says that the folder holds a run
+    folder.write_atomic(CONFIG, resolved_yaml(config))  # last: its presence says that the folder holds a run
 
 
 def _data_identity(data: DataFolder, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -192,7 +199,8 @@ def score_row(label: str, evaluation: Evaluation, text: str, split_sha256: str) 
     """The record's row of one evaluation."""
     p = evaluation.protocol
     return ScoreRow(label=label, text=text, split_sha256=split_sha256, window=p.window, stride=p.stride, documents=p.documents,
-                    drop_tail=p.drop_tail, seconds=evaluation.seconds, **evaluation.score.to_dict())
+                    drop_tail=p.drop_tail, seconds=evaluation.seconds, per_position=evaluation.by_position.to_dict(),
+                    **evaluation.score.to_dict())
 
 
 def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -> None:
@@ -230,6 +238,7 @@ def _finish(record: Record, trainer: Trainer, run_dir: Path, data: DataFolder) -
     result = score("artifact")
     for line in roundtrip_lines(config.artifact.scheme, config.artifact.codec, result.score, result.seconds):
         log.line(line)
+    log.artifact(trainer.step, result.score, record.artifact)
     record.status = "finished"
     over = int(agree_max([float(-ledger.margin_bytes) if ranks.is_main else 0.0])[0])  # all ranks end alike
     if over > 0:
