@@ -328,7 +328,8 @@ def literal(value: Any, indent: str = "") -> str:
 
 
 def _banner(config: SubmissionConfig) -> str:
-    packages = [f"Python {OLDEST_PYTHON} or later", "numpy", "torch", "sentencepiece", *([CODEC_PACKAGES[config.codec]] if config.codec in CODEC_PACKAGES else [])]
+    extra = [CODEC_PACKAGES[config.codec]] if config.codec in CODEC_PACKAGES else []
+    packages = [f"Python {OLDEST_PYTHON} or later", "numpy", "torch", "sentencepiece", *extra]
     return (f"# {config.name}: a golf submission, flattened from the modules of bitsperbyte. It needs {', '.join(packages)} and nothing else.\n"
             "# Train, pack, read back and score: DATA_PATH=... SEED=... torchrun --standalone --nproc-per-node=8 train_gpt.py\n"
             "# Score alone:                     DATA_PATH=... python train_gpt.py --eval-only artifact.bpb")
