@@ -162,6 +162,22 @@ def test_ensembles_follow_from_the_journal(answered: Ran) -> None:
     assert None in votes and any(vote.startswith("0") for vote in votes if vote), "the test must see unread and padded answers"
 
 
+def test_answers_by_question_follow_from_the_journal(answered: Ran) -> None:
+    part, order = answered.part, ranking(answered)
+    marks = {name: [mark == "1" for mark in text] for name, text in part["items"]["correct"].items()}
+    assert set(marks) == {"ensemble", "base", "base_majority", "best_single"}
+    assert marks["ensemble"] == voted([answered.row("test", i) for i in order[:4]], answered.test_items)
+    assert marks["base"] == list(answered.row("base_test", -1).correct)
+    assert marks["best_single"] == list(answered.row("test", order[0]).correct)
+    assert marks["base_majority"] == voted([answered.row("base_sample", i) for i in range(4)], answered.test_items)
+    assert part["items"]["ids"] == [item.id for item in answered.test_items]
+    RandOptPart.model_validate(part)
+    for name, text in part["items"]["correct"].items():
+        flipped = {**part["items"]["correct"], name: ("1" if text[0] == "0" else "0") + text[1:]}
+        with pytest.raises(ValueError, match=f"right answers of {name}"):
+            RandOptPart.model_validate({**part, "items": {**part["items"], "correct": flipped}})
+
+
 def test_controls_follow_from_the_journal(answered: Ran) -> None:
     controls = answered.part["controls"]
     samples = [answered.row("base_sample", i) for i in range(4)]
@@ -344,6 +360,17 @@ def test_a_likelihood_task_mixes_on_its_test_documents(scored: Ran) -> None:
     assert row["difference_bpb"] == pytest.approx(part["ensemble"]["test"]["bpb"] - part["base"]["test"]["bpb"], abs=1e-12)
     assert tests["mixture", "random_mixture"]["difference_bpb"] == pytest.approx(
         part["ensemble"]["test"]["bpb"] - random_k["mean_bpb"], abs=1e-12)
+
+
+def test_nats_by_document_follow_from_the_journal(scored: Ran) -> None:
+    items, order = scored.part["items"], ranking(scored)
+    base, best = scored.row("base_test", -1), scored.row("test", order[0])
+    assert items["num_bytes"] == base.num_bytes and items["ids"] == [item.id for item in scored.test_items]
+    assert items["nats"]["base"] == pytest.approx(base.nats, rel=1e-9) and items["nats"]["best_single"] == pytest.approx(best.nats, rel=1e-9)
+    mean = np.mean([scored.row("test", i).nats for i in order[:4]], axis=0)
+    assert items["nats"]["mean_member"] == pytest.approx(mean) and (np.array(items["nats"]["mixture"]) <= mean + 1e-9).all()
+    assert len(items["nats"]["random_mixture"]) == len(scored.test_items)
+    RandOptPart.model_validate(scored.part)
 
 
 def test_spearman_of_documents_is_positive_where_reward_foretells(scored: Ran) -> None:

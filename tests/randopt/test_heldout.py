@@ -112,7 +112,17 @@ LENGTHS = [300, 200, 250, 100]
 
 def figures(members: dict[int, list[DocumentNats]], subsets: list[tuple[int, ...]] | None = None) -> dict:
     subsets = [(0, 1, 2), (3, 4, 5), (0, 4, 5)] if subsets is None else subsets
-    return compare(members.__getitem__, -1, {3: [5, 1, 2], 2: [5, 1]}, 3, subsets, "these documents")
+    return compare(members.__getitem__, -1, {3: [5, 1, 2], 2: [5, 1]}, 3, subsets, "these documents")[0]
+
+
+def test_sides_by_document_add_up_to_the_figures() -> None:
+    members = corpus(6, LENGTHS)
+    made, sides = compare(members.__getitem__, -1, {3: [5, 1, 2]}, 3, [(0, 1, 2), (3, 4, 5)], "these documents")
+    assert set(sides) == {"base", "mixture", "mean_member", "best_single", "random_mixture"}
+    for name, side in sides.items():
+        stated = made[name]["mean_bpb"] if name == "random_mixture" else made[name]["bpb"]
+        assert len(side.nats) == len(LENGTHS) and side.score.bpb == pytest.approx(stated, rel=1e-12)
+    assert sides["base"].nats.tolist() == pytest.approx([d.nats.sum() for d in members[-1]])
 
 
 def test_figures_follow_from_the_members() -> None:

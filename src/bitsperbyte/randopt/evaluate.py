@@ -115,6 +115,9 @@ class _Evaluation:
         part["tests"] = [_test(headline.correct, name, correct, correct) for name, correct in against.items()]
         if drawn:
             part["tests"].append(_test(headline.correct, "random_k", drawn.mean_correct, drawn.median.correct))
+        sides = {"ensemble": headline.correct, **against}
+        part["items"] = {"ids": [item.id for item in self.items],
+                         "correct": {name: "".join("01"[bool(right)] for right in side) for name, side in sides.items()}}
         part["spearman"] = self._spearman({member.index: self.test_of[member.index]["accuracy"] for member in self.pool})
         if hasattr(self.task, "verifier"):
             part["verifier"] = self._verified([tested[member.index] for member in self.top], sampled)
@@ -180,7 +183,7 @@ class _Evaluation:
         def load(index: int) -> list[DocumentNats]:
             return read_nats(self.nats_dir, "base_test" if index == BASE.index else "test", index)
 
-        made = self._compare(load, self.subsets, "the test documents")
+        made, sides = self._compare(load, self.subsets, "the test documents")
         part: dict[str, Any] = {
             "selection": self._selection(), "base": {**self._base_train(), "test": made["base"]},
             "ensemble": {"k": self.k, "test": made["mixture"], "mean_member": made["mean_member"]},
@@ -193,6 +196,8 @@ class _Evaluation:
                          "share_at_most_ensemble": _share_at_most(made["random_mixture"]["scores"], made["mixture"]["bpb"]),
                          "warning": self._pool_warning(controls.num_subsets)} if self.subsets else _off("random_k")}
         part["tests"] = made["differences"]
+        part["items"] = {"ids": [item.id for item in self.items], "nats": {name: side.nats.tolist() for name, side in sides.items()},
+                         "num_bytes": sides["base"].num_bytes.tolist()}
         part["spearman"] = self._spearman({member.index: -self.test_of[member.index]["bpb"] for member in self.pool})
         return part
 
@@ -215,14 +220,16 @@ class _Evaluation:
         def load(index: int) -> list[DocumentNats]:
             return read_nats(self.nats_dir, "heldout", index)
 
-        made = self._compare(load, subsets, f"the held-out slice {held_out.path.name}")
+        made, _ = self._compare(load, subsets, f"the held-out slice {held_out.path.name}")
         if not subsets:
             made["random_mixture"] = _off("random_k")
         return {"enabled": True, "slice": held_out.path.name, "slice_sha256": held_out.sha256, "source": held_out.manifest["source"],
                 "context": context, "documents": "isolated", "num_docs": len(held_out.documents), "k": self.k, **made,
                 "warning": self._pool_warning(self.config.heldout.random_mixtures)}
 
-    def _compare(self, load: Callable[[int], Sequence[DocumentNats]], subsets: Sequence[Sequence[Member]], what: str) -> dict[str, Any]:
+    def _compare(
+        self, load: Callable[[int], Sequence[DocumentNats]], subsets: Sequence[Sequence[Member]], what: str,
+    ) -> tuple[dict[str, Any], dict[str, Likelihood]]:
         return compare(load, BASE.index, {k: [m.index for m in members] for k, members in self.ensembles.items()}, self.k,
                        [[m.index for m in subset] for subset in subsets], what)
 

@@ -114,8 +114,9 @@ def _by_document(nats: np.ndarray, num_bytes: np.ndarray, ends: np.ndarray) -> L
 def compare(
     load: Callable[[int], Sequence[DocumentNats]], base: int, ensembles: Mapping[int, Sequence[int]], headline: int,
     random_subsets: Sequence[Sequence[int]], what: str,
-) -> dict[str, Any]:
-    """The figures of one text: base, mixture, mean member, random mixtures and the differences that matter, as a record keeps them.
+) -> tuple[dict[str, Any], dict[str, Likelihood]]:
+    """The figures of one text: base, mixture, mean member, random mixtures and the differences that matter, as a record keeps them; and
+    the sides of these differences by document (`random_mixture` is the mean of the draws' nats).
 
     `load` knows members by index: `base`, those of `ensembles` (size -> so many of the best, in rank order; `headline` is the size that
     counts, the others are secondary) and those of `random_subsets`. `what` names the text in an error. ValueError for bytes per token
@@ -139,4 +140,4 @@ def compare(
     pairs = [("mixture", "base"), ("mixture", "mean_member"), ("mixture", "best_single"), ("mixture", "random_mixture"),
              ("mean_member", "base"), ("random_mixture", "base")]
     part["differences"] = [{"a": a, "b": b, **sides[a].minus(sides[b])} for a, b in pairs if a in sides and b in sides]
-    return part
+    return part, sides

@@ -224,8 +224,10 @@ class HeldoutPart(Part):
 
 class ItemsPart(Part):
     """Who got which item of the test set, by the names that `tests` use, in the items' order: of questions one character each, 1 where
-    the answer was right; of documents the nats of each, and their bytes. Two runs compare question by question through it."""
+    the answer was right; of documents the nats of each, and their bytes. `ids` names the items. Two runs compare question by question
+    through it."""
 
+    ids: list[str] | None = None
     correct: dict[str, str] = {}
     nats: dict[str, list[float]] = {}
     num_bytes: list[int] = []
@@ -236,6 +238,8 @@ class ItemsPart(Part):
             raise ValueError("the answers by question must be strings of 0 and 1")
         if len({len(marks) for marks in self.correct.values()}) > 1 or {len(row) for row in self.nats.values()} - {len(self.num_bytes)}:
             raise ValueError("the results by item must have one entry for each item")
+        if self.ids is not None and {len(row) for row in (*self.correct.values(), *self.nats.values())} - {len(self.ids)}:
+            raise ValueError("the results by item must have one id for each item")
         return self
 
 
