@@ -1,12 +1,16 @@
 """A randopt part whose figures agree, for tests to change one at a time."""
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bitsperbyte.metric.bpb import Score
+from bitsperbyte.records.schema import Record
+from bitsperbyte.records.store import write_record
 from bitsperbyte.stats.paired import mcnemar_exact, wilson
 
 
@@ -110,3 +114,40 @@ def edited() -> Callable[[dict[str, Any], str, Any], dict[str, Any]]:
         return made
 
     return edit
+
+
+def golf_score(nats_per_token: float, label: str = "artifact", num_tokens: int = 1000, num_bytes: int = 2500, **changes: Any) -> dict[str, Any]:
+    return {"label": label, "text": "validation split of data/books", "split_sha256": "ab" * 32, "window": 1024, "stride": None,
+            "documents": "across", "drop_tail": False, **Score(nats_per_token * num_tokens, num_bytes, num_tokens).to_dict(), **changes}
+
+
+class GolfRuns:
+    """Writes golf runs' records to folders of its own: `make("a/seed_1", 2.5, seed=1)`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self, name: str, nats_per_token: float, *, seed: int | None = 1, more: Sequence[dict[str, Any]] = (), status: str = "finished",
+             data: dict[str, Any] | None = None, config: dict[str, Any] | None = None, score: dict[str, Any] | None = None, **fields: Any) -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True)
+        record = {
+            "track": "golf", "name": name.partition("/")[0], "status": status, "created_utc": "2026-01-31T12:00:00+00:00", "seed": seed,
+            "config": {"train": {"seed": seed}, "model": {"dim": 16}, "schedule": {"max_steps": 100}, **(config or {})},
+            "data": {"tokenizer_sha256": "cd" * 32, "train_sha256": "12" * 32, "val_sha256": "ab" * 32, **(data or {})},
+            "training": {"num_steps": 100, "budget_s": 240.0},
+            "artifact": {"sha256": hashlib.sha256(str(folder).encode()).hexdigest(), "weight_bytes": 10, "code_bytes": 5, "total_bytes": 15},
+            "scores": [golf_score(nats_per_token, **(score or {})), *more], **fields}  # fmt: skip
+        write_record(folder / "record.json", Record.model_validate(record))
+        return folder
+
+    def side(self, name: str, losses: Sequence[float], **fields: Any) -> Path:
+        """One run a loss, as the seeds 1, 2, ... of one folder."""
+        for seed, loss_of_seed in enumerate(losses, 1):
+            self.make(f"{name}/seed_{seed}", loss_of_seed, seed=seed, **fields)
+        return self.root / name
+
+
+@pytest.fixture
+def golf_runs(tmp_path: Path) -> GolfRuns:
+    return GolfRuns(tmp_path)

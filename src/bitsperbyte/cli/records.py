@@ -1,4 +1,4 @@
-"""bpb records: render, list, show, add."""
+"""bpb records: render, list, show, add, compare."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from bitsperbyte.cli.compare import compare
+
 app = typer.Typer(no_args_is_help=True, help="Evidence of finished runs, and the leaderboard made of it.")
+app.command()(compare)
 
 Root = Annotated[Path, typer.Option(help="the folder of the records")]
 
