@@ -106,7 +106,7 @@ def contradictions_of(steps: Sequence[Step], validations: Sequence[Validation], 
         last = max((row.step for row in (*steps, *validations)), default=0)
         if stop and stop.step < last:
             yield f"training stopped early at step {stop.step:,}, and step {last:,} is logged"
-    yield from _ratios(validations, scores)
+    yield from ratio_contradictions(validations, scores)
     for rounded in scores:
         for exact in scores:
             if exact.name == rounded.name + "_exact":
@@ -123,7 +123,7 @@ def _times(steps: Sequence[Step], validations: Sequence[Validation]) -> Iterator
                    f"at step {other.step:,}")
 
 
-def _ratios(validations: Sequence[Validation], scores: Sequence[Final]) -> Iterator[str]:
+def ratio_contradictions(validations: Sequence[Validation], scores: Sequence[Final]) -> Iterator[str]:
     """Bits per byte over nats per token is one number for one tokenizer and text: the scores of a log must share it."""
     named = [(f"step {v.step:,}", v.val_loss, v.val_bpb) for v in validations] + [(s.name, s.val_loss, s.val_bpb) for s in scores]
     pairs = [(name, loss, bpb) for name, loss, bpb in named if loss is not None and bpb is not None and loss > 0 and bpb > 0]

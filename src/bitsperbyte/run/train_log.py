@@ -23,7 +23,7 @@ _STOP = re.compile(r"stopping_early:\s*(\w+)\s+train_time:\s*(\S+)\s+step:\s*(\d
 _WARM_UP = re.compile(r"warmup_step:\s*(\d+)/(\d+)")
 _MEMORY = re.compile(r"peak memory allocated:\s*(\d+) MiB(?:\s+reserved:\s*(\d+) MiB)?")
 _DURATION = re.compile(rf"({_NUMBER})(ms|s|m|min)")
-_MS = {"ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
+_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000}
 _IN_MB = r"(?:\s*=\s*[\d.]+\s?MB)?"
 _PACKED = re.compile(rf"Serialized model(?:\s+([\w.+ -]+?))?:\s*({_COUNT}) bytes(?:\s*\(([^()]*)\))?")
 _PACKED_MLX = re.compile(rf"serialized_model_(\w+):\s*({_COUNT}) bytes(?:\s*\(([^()]*)\))?")
@@ -286,9 +286,11 @@ class _Reader:
 
 def _split_source(text: str) -> tuple[str | None, str]:
     """The script at the beginning, which a line of 100 equals signs ends, and the rest."""
-    rule = _RULE.search(text) or _SHORT_RULE.search(text)
+    full = _RULE.search(text)
+    rule = full or _SHORT_RULE.search(text)
     head = text[: rule.start()] if rule else ""
-    if rule and re.search(r"^(?:import|from) \w", head, re.MULTILINE) and len(re.findall(r"^\s*(?:def|class|async def) \w", head, re.MULTILINE)):
+    imports = re.search(r"^(?:import|from) \w", head, re.MULTILINE)
+    if rule and imports and (full or re.search(r"^\s*(?:def|class|async def) \w", head, re.MULTILINE)):
         return head.removesuffix("\n"), text[rule.end():]
     if rule and re.search(r"\b(?:exec|import)\b.*\b(?:lzma|zlib|brotli|base64|b85decode)\b", head):  # a script that unpacks itself
         return head.removesuffix("\n"), text[rule.end():]
@@ -319,7 +321,7 @@ def _decimal(text: str | None) -> Decimal | None:
 
 def _duration_ms(text: str | None) -> float | None:
     match = _DURATION.fullmatch(text) if text else None
-    return float(match[1]) * _MS[match[2]] if match else None
+    return float(Decimal(match[1]) * _MS[match[2]]) if match else None
 
 
 def _count(text: str) -> int:
