@@ -44,7 +44,7 @@ PYDANTIC_AT = {"run/config.py", "golf/config.py", "randopt/config.py", "records/
 BUNDLE_PACKAGES = {"torch", "numpy", "sentencepiece"}
 BUNDLE_LAZY = {"zstandard", "brotli"}
 LAZY = {"ray", "vllm", "datasets", "matplotlib", "transformers", "tokenizers", "huggingface_hub", "triton", "scipy",
-        "sympy", "math_verify"}
+        "sympy", "math_verify", "tensorboard", "wandb", "trackio"}
 LAZY_FREE = {"randopt/noise_triton.py", "randopt/engines/layer_ops_triton.py"}
 MAX_LINES = 500
 # modules tested with a neighbour: module -> the test file that does it, which must at least import its way there

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.session import load_run, train
 from bitsperbyte.golf.train import Trainer
 from bitsperbyte.records.store import read_record
+from bitsperbyte.run.config import config_hash, load_config
 from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import read_jsonl
+from bitsperbyte.run.metrics import read_metrics
+from bitsperbyte.run.trackers import Tracker
 from bitsperbyte.text.tokenizers import load_tokenizer
 
 
@@ -377,3 +381,48 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, tiny: Call
     with open(writer, "w") as closed:
         record = train(tiny(), tmp_path / "run", console=SteadyConsole(file=closed, force_terminal=False))
     assert record.status == "finished" and record.training.num_steps == 12
+
+
+# -- loggers ---------------------------------------------------------------------------------------------------------
+
+
+def tensorboard_scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_a_logger_taken_up_on_resume_gets_what_is_trained_from_there(interrupted: Path, tiny: Callable) -> None:
+    """It is no part of what makes the run this run; the saved config says which one it is."""
+    logged = tiny({"logger": {"backend": "tensorboard", "every_steps": 1}})
+    record = train(logged, interrupted, resume=True)
+    assert load_config(interrupted / "config.yaml", GolfConfig) == logged and record.config["logger"]["backend"] == "tensorboard"
+    assert record.config_sha256 == config_hash(tiny()) == config_hash(logged)
+    metrics = read_metrics(interrupted / "metrics.jsonl")
+    found = tensorboard_scalars(interrupted)
+    assert found["train/loss"] == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in metrics.steps if row["step"] > 4]
+    assert dict(found["val/bpb"])[12] == pytest.approx(metrics.validations[-1]["val_bpb"], rel=1e-6)
+    assert found["artifact/total_bytes"] == [(12, record.artifact.total_bytes)]
+    assert found["artifact/bpb"] == [(12, pytest.approx(record.score("artifact").bpb, rel=1e-6))]
+    with pytest.raises(ValueError, match="is finished"):
+        train(tiny(), interrupted, resume=True)
+
+
+def test_a_logger_that_fails_costs_nothing_of_the_run(tmp_path: Path, tiny: Callable, losses: Callable, finished: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def log(self, step: int, values: dict[str, float]) -> None:
+            raise ConnectionError("the network is gone")
+
+    monkeypatch.setattr(module, "open_tracker", lambda section, run_dir, *, say, **facts: Tracker(Broken(), "wandb", say))
+    assert train(tiny({"schedule": {"warmup_steps": 2}}), tmp_path / "run").status == "finished"
+    assert losses(tmp_path / "run") == losses(finished)
+    assert (tmp_path / "run" / "train.log").read_text().count("logging to wandb failed and stops here; the run goes on") == 1
+
+
+def test_a_logger_that_is_not_installed_is_refused_before_the_folder_holds_a_run(tmp_path: Path, tiny: Callable,
+                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    refused(tiny({"logger": {"backend": "trackio"}}), tmp_path / "run", "logger.backend is trackio and .* pip install trackio")

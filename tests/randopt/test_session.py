@@ -1,6 +1,7 @@
 """A run and its record: refusals, resumption, growth, and what a crash leaves."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.engines.fake import FakeEngine
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
+from bitsperbyte.run.config import config_hash, load_config
 from bitsperbyte.run.folder import read_jsonl
 from bitsperbyte.run.outcome import RunFailed
 
@@ -143,3 +145,24 @@ def test_documents_instead_of_questions(run: Callable, config: Callable) -> None
     part = run(config(task={"name": "likelihood", "num_train": 3, "num_test": 3, "context": 64})).randopt.model_dump()
     assert part["ensemble"]["test"]["bpb"] <= part["ensemble"]["mean_member"]["bpb"]
     assert part["controls"]["base_majority"]["enabled"] is False
+
+
+def test_only_the_logger_changed_is_the_same_run(run: Callable, config: Callable, tmp_path: Path) -> None:
+    """It may change on --resume, the saved config says which it is, and a finished run stays finished."""
+    with pytest.raises(KeyboardInterrupt):
+        run(config(), stop_at("perturb", 3, KeyboardInterrupt()))
+    logged = config(logger={"backend": "tensorboard"})
+    record = run(logged, resume=True)
+    assert record.config["logger"]["backend"] == "tensorboard" and list((tmp_path / "run" / "tensorboard").iterdir())
+    assert load_config(tmp_path / "run" / "config.yaml", RandOptConfig) == logged
+    assert record.config_sha256 == config_hash(config()) == config_hash(logged)
+    with pytest.raises(ValueError, match="is finished"):
+        run(config(), resume=True)
+
+
+def test_a_logger_that_is_not_installed_is_refused_before_the_folder_exists(run: Callable, config: Callable, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="logger.backend is wandb and that package cannot be imported .*: pip install wandb"):
+        run(config(logger={"backend": "wandb"}))
+    assert not (tmp_path / "run").exists()

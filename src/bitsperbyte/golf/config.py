@@ -13,6 +13,7 @@ from bitsperbyte.golf.model import ModelConfig
 from bitsperbyte.golf.muon import OptimConfig
 from bitsperbyte.golf.schedule import Schedule
 from bitsperbyte.golf.step import BatchConfig
+from bitsperbyte.run.config import LoggerSection
 
 
 class Section(BaseModel):
@@ -120,6 +121,10 @@ class ArtifactSection(Section):
     cap_bytes: int = Field(16_000_000, ge=1)
 
 
+class GolfLoggerSection(LoggerSection):
+    every_steps: int = Field(10, ge=1, description="training steps between two that are logged: it is done while the clock runs")
+
+
 class GolfConfig(Section):
     name: str = Field("golf", pattern=r"^[A-Za-z0-9._-]+$")
     data: DataSection = DataSection()
@@ -129,6 +134,7 @@ class GolfConfig(Section):
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     artifact: ArtifactSection = ArtifactSection()
+    logger: GolfLoggerSection = GolfLoggerSection()
 
     @model_validator(mode="after")
     def sections_agree(self) -> "GolfConfig":

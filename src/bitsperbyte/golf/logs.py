@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from bitsperbyte.golf.lines import step_line, validation_line
 from bitsperbyte.run.folder import JsonlWriter, RunFolder
+from bitsperbyte.run.trackers import Tracker
 
 LINE_EVERY_S = 10.0  # between progress lines where there is no terminal to draw a bar in
 SYNC_EVERY_S = 1.0  # rows are handed to the system at once, which SIGKILL cannot undo; a power cut may cost this much
@@ -22,6 +23,7 @@ class RunLog:
         self.total = max_steps or 0  # the challenge's lines show step:N/ITERATIONS; 0 says that only the clock ends the run
         self.active = folder is not None
         self.val_bpb: float | None = None
+        self.track(Tracker(), every_steps=1)
         self._last_line_s = self._last_sync_s = 0.0
         if folder:
             self.metrics = JsonlWriter(folder.path / "metrics.jsonl")
@@ -41,7 +43,12 @@ class RunLog:
             self._bar.stop()
             self._bar = None
 
-    def close(self) -> None:
+    def track(self, tracker: Tracker, every_steps: int) -> None:
+        """From now on also log to `tracker`: each `every_steps`th step, and all that is rarer."""
+        self._tracker, self._track_every = tracker, every_steps
+
+    def close(self, failed: bool = False) -> None:
+        self._tracker.close(failed)  # first: what fails in it is a line of the log
         if self.active:
             self.metrics.close()
             self._log.close()
@@ -61,6 +68,8 @@ class RunLog:
     def row(self, row: dict[str, Any], sync: bool = True) -> None:
         if self.active:
             self.metrics.append(row, sync=sync)
+            if row.get("event") == "resume":
+                self._tracker.rewind(row["from_step"])
 
     def step(self, row: dict[str, Any]) -> None:
         """Record one finished step: step, loss, elapsed_s, step_ms, lr_scale, tokens."""
@@ -72,6 +81,8 @@ class RunLog:
         if sync:
             self._last_sync_s = now
         step = row["step"]
+        if step == 1 or step % self._track_every == 0:
+            self._tracker.log(step, {f"train/{name}": row[name] for name in ("loss", "lr_scale", "step_ms", "tokens", "elapsed_s")})
         if step <= 10 or step % self.log_every == 0:
             self.line(step_line(step, self.total, row["loss"], row["elapsed_s"]))
         text = self._progress_text(row)
@@ -84,7 +95,14 @@ class RunLog:
     def validation(self, step: int, score: Any, elapsed_s: float) -> None:
         self.val_bpb, self.bytes_per_token = score.bpb, score.bytes_per_token
         self.row({"step": step, "val_loss": score.nats_per_token, "val_bpb": score.bpb, "elapsed_s": elapsed_s})
+        self._tracker.log(step, {"val/loss": score.nats_per_token, "val/bpb": score.bpb})
         self.line(validation_line(step, self.total, score, elapsed_s))
+
+    def artifact(self, step: int, score: Any, ledger: Any) -> None:
+        """Copy the artifact's score and bytes (the record's part; None but on the main rank) to the tracker; the lines have them."""
+        if ledger is not None:
+            self._tracker.log(step, {"artifact/bpb": score.bpb, "artifact/weight_bytes": ledger.weight_bytes,
+                                     "artifact/total_bytes": ledger.total_bytes, "artifact/margin_bytes": ledger.margin_bytes})
 
     def _share_done(self, row: dict[str, Any]) -> float:
         shares = [row["elapsed_s"] / self.wallclock_s if self.wallclock_s else 0.0,

@@ -7,6 +7,7 @@ from bitsperbyte.golf.devices import Ranks, join_ranks
 from bitsperbyte.golf.session import RECORD, train
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
+from bitsperbyte.run.config import LOGGER
 from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import check_same_config
 from bitsperbyte.run.outcome import RunFailed
@@ -47,7 +48,7 @@ def _train_seeds(configs: dict[int, GolfConfig], run_dir: Path, resume: bool, ra
         kept = read_record(path) if resume and path.exists() else None
         ranks.barrier()  # all ranks have looked before one of them begins to write there
         if kept and kept.status in ("finished", "over_cap"):
-            check_same_config(kept.config, config.model_dump(mode="json"))
+            check_same_config(kept.config, config.model_dump(mode="json"), may_change=(LOGGER,))
             console.print(f"seed {seed} is {kept.status.replace('_', ' ')}: kept", highlight=False)
             records[seed] = kept
         else:

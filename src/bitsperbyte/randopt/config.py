@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bitsperbyte.run.config import LoggerSection
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -127,6 +129,10 @@ class HardwareSection(Section):
     tensor_parallel: int = Field(1, ge=1)
 
 
+class RandOptLoggerSection(LoggerSection):
+    every_steps: int = Field(1, ge=1, description="evaluated seeds between two that are logged")
+
+
 class RandOptConfig(Section):
     name: str = Field("randopt", pattern=r"^[A-Za-z0-9._-]+$")
     model: ModelSection
@@ -138,6 +144,7 @@ class RandOptConfig(Section):
     heldout: HeldoutSection = HeldoutSection()
     probes: ProbesSection = ProbesSection()
     hardware: HardwareSection = HardwareSection()
+    logger: RandOptLoggerSection = RandOptLoggerSection()
 
     @model_validator(mode="after")
     def sections_agree(self) -> "RandOptConfig":

@@ -7,6 +7,7 @@ dropped.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,7 @@ class Journal:
     def __init__(self, path: Path, writer: JsonlWriter, rows: dict[tuple[str, int], Row], dropped_torn_bytes: int) -> None:
         self.path, self.dropped_torn_bytes = path, dropped_torn_bytes
         self._writer, self._rows = writer, rows
+        self.on_append: Callable[[Row], None] = lambda row: None  # sees each new row when the disk has it
 
     @classmethod
     def open(cls, path: Path | str, identity: dict[str, Any]) -> "Journal":
@@ -100,6 +102,7 @@ class Journal:
         assert row.phase in PHASES and key not in self._rows, key
         self._writer.append(dataclasses.asdict(row))
         self._rows[key] = row
+        self.on_append(row)
 
     def close(self) -> None:
         self._writer.close()

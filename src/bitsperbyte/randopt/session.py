@@ -18,6 +18,7 @@ from rich.console import Console
 import bitsperbyte
 from bitsperbyte.randopt import noise
 from bitsperbyte.randopt.config import RandOptConfig
+from bitsperbyte.randopt.curves import Curves
 from bitsperbyte.randopt.engines.base import Engine
 from bitsperbyte.randopt.engines.registry import open_engine
 from bitsperbyte.randopt.evaluate import evaluate
@@ -30,11 +31,12 @@ from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.randopt.tasks.registry import open_task
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import continue_record, readable_record, write_record
-from bitsperbyte.run.config import config_hash, resolved_yaml
+from bitsperbyte.run.config import LOGGER, config_diff, config_hash, resolved_yaml
 from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import CONFIG, IDENTITY, RunFolder, check_same_config, read_identity
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
+from bitsperbyte.run.trackers import Tracker, open_tracker, require_installed
 from bitsperbyte.text.slices import Slice, ensure_slice
 
 HELD_OUT_SEED = 2**62  # of documents that no model was trained on: a golf section's own seed is another one
@@ -42,7 +44,7 @@ RECORD, JOURNAL, LOG = "record.json", "journal.jsonl", "run.log"
 IDENTITY_PARTS = ("config", "task", "slice", "versions")
 # What a resumed run may be given anew: none of it changes a row of the journal. Growing is checked where it is done.
 MAY_CHANGE = ("config.search.population", "config.search.secondary_k", "config.probes", "config.decode.max_sequences",
-              "config.decode.memory_share", "config.model.path", "config.hardware")
+              "config.decode.memory_share", "config.model.path", "config.hardware", f"config.{LOGGER}")
 
 
 def run(config: RandOptConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None) -> Record:
@@ -58,6 +60,7 @@ def run(config: RandOptConfig, run_dir: Path, *, resume: bool = False, console: 
 
 def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Console) -> Record:
     began = time.perf_counter()
+    require_installed(config.logger)
     task = open_task(config.task)
     train_items, test_items = task.items()  # ValueError before the folder holds a run
     held_out = _held_out(config, lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
@@ -77,7 +80,7 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
             continue_record(record, folder.path / RECORD, say)
         write_record(folder.path / RECORD, record)
         folder.write_atomic(CONFIG, resolved_yaml(config))  # last: its presence says that the folder holds a run
-        with _recorded(folder, record, config, console):
+        with _tracked(config, folder, record, say) as tracker, _recorded(folder, record, config, console):
             engine = open_engine(config, folder.path, say)
             try:
                 record.provenance = {**record.provenance, "device": engine.describe()["device"]}
@@ -88,14 +91,28 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
                     say(f"{JOURNAL}: a last line of {journal.dropped_torn_bytes} bytes that a kill had cut short was dropped; what it "
                         "held is evaluated again")
                 with journal, Grader(task) as grader:
+                    curves = Curves(tracker, journal, every_seeds=config.logger.every_steps)
                     found = search(config, engine, task, grader, journal, train_items, console, say)
                     record.randopt = evaluate(config, engine, task, grader, journal, found, test_items, held_out, folder.path,
                                               console, say)
+                    curves.result(record.randopt)
                 _finish(record, task, engine, launch_s, time.perf_counter() - began)
                 log.write("\n".join(summary(record.randopt.model_dump())) + "\n")
             finally:
                 engine.close()
     return record
+
+
+@contextmanager
+def _tracked(config: RandOptConfig, folder: RunFolder, record: Record, say: Callable[[str], None]) -> Iterator[Tracker]:
+    """The logger of the config, closed however the run ends, and after the record is written: some wait for a network then."""
+    tracker = open_tracker(config.logger, folder.path, name=f"{config.name}-seed{config.search.seed}", config=record.config, say=say)
+    failed = True
+    try:
+        yield tracker
+        failed = False
+    finally:
+        tracker.close(failed)
 
 
 @contextmanager
@@ -148,7 +165,7 @@ def _check_resumable(run_dir: Path, identity: dict[str, Any], config: RandOptCon
         raise ValueError(f"a population only grows: {run_dir} was begun with search.population {before}, and "
                          f"{config.search.population} is fewer")
     earlier = readable_record(run_dir / RECORD)
-    if earlier and earlier.status == "finished" and saved["config"] == identity["config"]:
+    if earlier and earlier.status == "finished" and not config_diff(*({**c, LOGGER: None} for c in (saved["config"], identity["config"]))):
         raise ValueError(f"the run in {run_dir} is finished: see its {RECORD}, grow it with --set search.population={2 * before}, "
                          "or take another --run-dir")
 

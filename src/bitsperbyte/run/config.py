@@ -12,12 +12,13 @@ import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
+LOGGER = "logger"  # the section of a config that changes nothing about a run: not part of its hash, free to change on --resume
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -32,6 +33,15 @@ _RESOLVERS = [
     ("float", _FLOAT, list("-+0123456789.")),
     ("merge", re.compile(r"^<<$"), ["<"]),
 ]
+
+
+class LoggerSection(BaseModel):
+    """Where a run's scalars are copied to while it runs (run/trackers.py), in the config of every track."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["none", "tensorboard", "wandb", "trackio"] = Field("none", description="the package of that name must be installed")
+    project: str | None = Field(None, description="wandb, trackio: null takes bitsperbyte")
 
 
 class _Loader(yaml.SafeLoader):
@@ -120,9 +130,9 @@ def resolved_yaml(model: BaseModel) -> str:
 
 
 def config_hash(model: BaseModel) -> str:
-    """sha256 (hex) of the canonical JSON of every setting; equal for equal settings however they were written."""
+    """sha256 (hex) of the canonical JSON of every setting but the logger's; equal for equal settings however they were written."""
     text = json.dumps(
-        model.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        model.model_dump(mode="json", exclude={LOGGER}), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     return hashlib.sha256(text.encode()).hexdigest()
 
