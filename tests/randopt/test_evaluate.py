@@ -249,6 +249,14 @@ def test_probes_stand_alone(answered: Ran) -> None:
         assert row["bpb"] == pytest.approx(sum(held.nats) * np.log2(np.e) / sum(held.num_bytes))
 
 
+def test_held_out_nats_by_document_follow_from_the_journal(answered: Ran) -> None:
+    items, order = answered.part["heldout"]["items"], ranking(answered)
+    base, best = answered.row("heldout", -1), answered.row("heldout", order[0])
+    assert items["num_bytes"] == base.num_bytes
+    assert items["nats"]["base"] == pytest.approx(base.nats, rel=1e-9) and items["nats"]["best_single"] == pytest.approx(best.nats, rel=1e-9)
+    assert sum(items["nats"]["mixture"]) == pytest.approx(answered.part["heldout"]["mixture"]["nats"])
+
+
 def test_phases_count_what_their_rows_count(answered: Ran) -> None:
     throughput, truncation = answered.part["throughput"], answered.part["truncation"]
     assert set(throughput) == {"base_train", "search", "base_test", "test", "base_sample", "heldout"}

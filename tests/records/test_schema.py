@@ -289,6 +289,20 @@ def test_the_nats_by_document_must_add_up_to_the_loss(likelihood_part: dict[str,
             RandOptPart(**part, items={"nats": nats, "num_bytes": sizes})
 
 
+def test_the_nats_by_held_out_document_must_add_up_to_the_loss(answers_part: dict[str, Any]) -> None:
+    held = answers_part["heldout"]
+    num_bytes = [held["base"]["num_bytes"] - 10, 10]
+    good = {"base": [held["base"]["nats"] - 1.0, 1.0], "mixture": [held["mixture"]["nats"] - 2.0, 2.0]}
+
+    def kept(nats: dict[str, list[float]], sizes: list[int]) -> RandOptPart:
+        return RandOptPart(**answers_part | {"heldout": {**held, "items": {"nats": nats, "num_bytes": sizes}}})
+
+    assert kept(good, num_bytes).heldout.items.nats == good
+    for nats, sizes, fault in ((good | {"mixture": [1.0, 1.0]}, num_bytes, "by document of mixture"), (good, [1, 2], "of the held-out documents")):
+        with pytest.raises(ValidationError, match=fault):
+            kept(nats, sizes)
+
+
 def test_an_imported_run_states_what_was_published_and_no_more() -> None:
     published = {"source": "challenge_log", "scores": [{"label": "final", "bpb": 1.2244, "digits": 4}], "unread": ["no seed"]}
     record = Record(**BARE | {"status": "imported"}, imported=published)

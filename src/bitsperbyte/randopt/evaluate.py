@@ -220,11 +220,12 @@ class _Evaluation:
         def load(index: int) -> list[DocumentNats]:
             return read_nats(self.nats_dir, "heldout", index)
 
-        made, _ = self._compare(load, subsets, f"the held-out slice {held_out.path.name}")
+        made, sides = self._compare(load, subsets, f"the held-out slice {held_out.path.name}")
         if not subsets:
             made["random_mixture"] = _off("random_k")
         return {"enabled": True, "slice": held_out.path.name, "slice_sha256": held_out.sha256, "source": held_out.manifest["source"],
                 "context": context, "documents": "isolated", "num_docs": len(held_out.documents), "k": self.k, **made,
+                "items": {"nats": {name: side.nats.tolist() for name, side in sides.items()}, "num_bytes": sides["base"].num_bytes.tolist()},
                 "warning": self._pool_warning(self.config.heldout.random_mixtures)}
 
     def _compare(

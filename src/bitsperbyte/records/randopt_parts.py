@@ -1,7 +1,7 @@
 """What a record says of a RandOpt run: population, selection, ensemble, controls, tests and held-out text, checked against each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -198,30 +198,6 @@ def _check_comparisons(comparisons: Sequence[ComparisonPart], results: dict[str,
             require(stated, values[0] - values[1], f"the difference {row.a} - {row.b}")
 
 
-class HeldoutPart(Part):
-    """Bits per byte of a text that no reward saw: the base, the mixture of the best K, and what a mixture must be held against."""
-
-    enabled: bool = True
-    slice_sha256: str | None = None
-    context: int | None = None
-    base: LossPart | None = None
-    mixture: LossPart | None = None
-    mean_member: LossPart | None = None
-    best_single: LossPart | None = None
-    random_mixture: RandomPart | None = None
-    differences: list[ComparisonPart] = []
-
-    @model_validator(mode="after")
-    def figures_agree(self) -> "HeldoutPart":
-        scores = {name: getattr(self, name) for name in ("base", "mixture", "mean_member", "best_single")}
-        if len({(score.num_bytes, score.num_tokens) for score in scores.values() if score}) > 1:
-            raise ValueError("the held-out scores are of different text: their bytes or tokens differ")
-        if self.mixture and self.mean_member and self.mixture.nats > self.mean_member.nats * (1 + RELATIVE_TOLERANCE):
-            raise ValueError("the held-out mixture is worse than its mean member, which no mixture can be: it was edited or damaged")
-        _check_comparisons(self.differences, scores)
-        return self
-
-
 class ItemsPart(Part):
     """Who got which item of the test set, by the names that `tests` use, in the items' order: of questions one character each, 1 where
     the answer was right; of documents the nats of each, and their bytes. `ids` names the items. Two runs compare question by question
@@ -240,6 +216,46 @@ class ItemsPart(Part):
             raise ValueError("the results by item must have one entry for each item")
         if self.ids is not None and {len(row) for row in (*self.correct.values(), *self.nats.values())} - {len(self.ids)}:
             raise ValueError("the results by item must have one id for each item")
+        return self
+
+
+def _check_items(items: ItemsPart | None, results: Mapping[str, AccuracyPart | LossPart | None], what: str) -> None:
+    """The results by item must add up to the results."""
+    if items is None:
+        return
+    for name, marks in items.correct.items():
+        if (result := results.get(name)) is not None:
+            require(len(marks), result.num, f"the number of questions of {name}")
+            require(marks.count("1"), result.num_correct, f"the number of right answers of {name}")
+    for name, nats in items.nats.items():
+        if (result := results.get(name)) is not None:
+            require(sum(items.num_bytes), result.num_bytes, f"the bytes of the {what} documents")
+            require(math.fsum(nats), result.nats, f"the sum of nats by document of {name}")
+
+
+class HeldoutPart(Part):
+    """Bits per byte of a text that no reward saw: the base, the mixture of the best K, and what a mixture must be held against."""
+
+    enabled: bool = True
+    slice_sha256: str | None = None
+    context: int | None = None
+    base: LossPart | None = None
+    mixture: LossPart | None = None
+    mean_member: LossPart | None = None
+    best_single: LossPart | None = None
+    random_mixture: RandomPart | None = None
+    differences: list[ComparisonPart] = []
+    items: ItemsPart | None = None
+
+    @model_validator(mode="after")
+    def figures_agree(self) -> "HeldoutPart":
+        scores = {name: getattr(self, name) for name in ("base", "mixture", "mean_member", "best_single")}
+        if len({(score.num_bytes, score.num_tokens) for score in scores.values() if score}) > 1:
+            raise ValueError("the held-out scores are of different text: their bytes or tokens differ")
+        if self.mixture and self.mean_member and self.mixture.nats > self.mean_member.nats * (1 + RELATIVE_TOLERANCE):
+            raise ValueError("the held-out mixture is worse than its mean member, which no mixture can be: it was edited or damaged")
+        _check_comparisons(self.differences, scores)
+        _check_items(self.items, scores, "held-out")
         return self
 
 
@@ -274,19 +290,8 @@ class RandOptPart(Part):
         if len(sizes) > 1:
             raise ValueError("the results on the test set are of different questions or text: their sizes differ")
         _check_comparisons(self.tests, results | {"mixture": self.ensemble.test})
-        self._check_items(results | {"mixture": self.ensemble.test})
+        _check_items(self.items, results | {"mixture": self.ensemble.test}, "test")
         return self
-
-    def _check_items(self, results: dict[str, AccuracyPart | LossPart]) -> None:
-        """The results by item must add up to the results."""
-        for name, marks in (self.items.correct if self.items else {}).items():
-            if (result := results.get(name)) is not None:
-                require(len(marks), result.num, f"the number of questions of {name}")
-                require(marks.count("1"), result.num_correct, f"the number of right answers of {name}")
-        for name, nats in (self.items.nats if self.items else {}).items():
-            if (result := results.get(name)) is not None:
-                require(sum(self.items.num_bytes), result.num_bytes, "the bytes of the test documents")
-                require(math.fsum(nats), result.nats, f"the sum of nats by document of {name}")
 
     def results(self) -> dict[str, AccuracyPart | LossPart]:
         """What was run on the whole test set, by the names that `tests` use."""
