@@ -51,6 +51,7 @@ MAX_LINES = 500
 TESTED_IN: dict[str, str] = {
     "__main__.py": "test_main.py",
     "golf/body.py": "golf/test_artifact.py",
+    "golf/check/readings.py": "golf/check/test_logs.py",
     "golf/codecs.py": "golf/test_artifact.py",
     "golf/ledger.py": "golf/test_artifact.py",
     "golf/lines.py": "golf/test_logs.py",

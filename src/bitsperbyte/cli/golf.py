@@ -1,4 +1,4 @@
-"""bpb golf: plan, train, eval, sample, submit."""
+"""bpb golf: plan, train, eval, sample, submit, check."""
 
 import json
 import os
@@ -142,6 +142,31 @@ def submit(run_dir: Annotated[Path, typer.Argument(help="the folder of a finishe
     if missing := [option for option, key in (("--author", "author"), ("--github-id", "github_id"), ("--blurb", "blurb")) if f[key] is None]:
         rows.append(("null in submission.json", ", ".join(missing)))
     _print_table(str(made.path), rows)
+
+
+@app.command()
+def check(folder: Annotated[Path, typer.Argument(help="a submission folder of the challenge, yours or anyone's")],
+          data: Annotated[Path | None, typer.Option(help="a folder of shards: score the artifact on its validation split again")] = None,
+          budget_s: Annotated[float, typer.Option(help="seconds of training that are allowed")] = 600.0,
+          eval_budget_s: Annotated[float, typer.Option(help="seconds of evaluation that are allowed")] = 600.0,
+          run: Annotated[bool, typer.Option("--run", help="also run a few steps of its script, without the network")] = False,
+          limit_s: Annotated[float, typer.Option(help="seconds after which a script of the folder that was run is ended")] = 600.0,
+          device: Device = "auto", as_json: AsJson = False) -> None:
+    """Check a submission folder without trusting it: files, code, sizes, logs, seeds, budget, score. Exit code 1 where a check fails."""
+    from rich.markup import escape
+
+    from bitsperbyte.golf.check.checker import check_submission
+    from bitsperbyte.golf.findings import failed
+
+    findings = check_submission(folder, data=data, budget_s=budget_s, evaluation_budget_s=eval_budget_s, run=run, device_name=device,
+                                limit_s=limit_s)
+    wrong = failed(findings)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "failed": [f.check for f in wrong], "findings": [f.to_dict() for f in findings]}, indent=2))
+    else:
+        _print_table(f"check of {folder}", [(f.check, escape(f.line)) for f in findings])
+    if wrong:
+        raise typer.Exit(1)
 
 
 def _print_result(record: Any, run_dir: Path) -> None:

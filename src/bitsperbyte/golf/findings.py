@@ -18,6 +18,11 @@ class Finding:
     def verdict(self) -> str:
         return {True: "passed", False: "FAILED", None: "not checked"}[self.ok]
 
+    @property
+    def line(self) -> str:
+        """Verdict and detail for a terminal: what a stranger's file put into the detail must not steer it."""
+        return f"{self.verdict}: " + "".join(c if c.isprintable() else "\ufffd" for c in self.detail)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
