@@ -40,6 +40,13 @@ def compare(
             made, show = explain_golf(side_a, side_b, labels), _show_explanation
         else:
             made, show = compare_golf(side_a, side_b, labels, margin_nats=margin_nats, alpha=alpha, confidence=confidence), _show_golf
+    else:
+        from bitsperbyte.records.compare_answers import LABEL, compare_randopt
+
+        if explain:
+            raise ValueError("--explain is for golf runs: results of randopt runs compare on one test set, asked alike, or not at all")
+        labels = (label_a or label or LABEL, label_b or label or LABEL)
+        made, show = compare_randopt(side_a, side_b, labels, confidence=confidence), _show_randopt
     if as_json:
         print(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
     else:
@@ -48,12 +55,10 @@ def compare(
 
 
 def _show_golf(made: Any, console: Console) -> None:
-    folders = [str(Path(row["run"]).absolute()) for row in made.rows]
-    parent = os.path.commonpath([str(Path(folder).parent) for folder in folders])
-    _say(console, f"runs in {os.path.relpath(parent)}")
+    names = _names(made.rows, console)
     table = _table(["side", "run", "seed", "nats/token", "bpb", "bytes/token", "steps", "total bytes"], text=("side", "run"))
-    for row, folder in zip(made.rows, folders, strict=True):
-        table.add_row(row["side"], os.path.relpath(folder, parent), _count(row["seed"], grouped=False), _number(row["nats_per_token"], 6), _number(row["bpb"], 6),
+    for row, name in zip(made.rows, names, strict=True):
+        table.add_row(row["side"], name, _count(row["seed"], grouped=False), _number(row["nats_per_token"], 6), _number(row["bpb"], 6),
                       _number(row["bytes_per_token"], 4), _count(row["num_steps"]), _count(row["total_bytes"]))
     console.print(table, highlight=False)
     evaluation = made.evaluation
@@ -92,6 +97,57 @@ def _golf_figures(made: Any) -> dict[str, Any]:
     if any(test.p_guard is not None for test in made.tests.values()):
         rows["the same after Behrens and Fisher"] = lambda unit: _p(made.tests[unit].p_guard) if made.margin[unit] is not None else ""
     return rows
+
+
+def _show_randopt(made: Any, console: Console) -> None:
+    names = _names(made.rows, console)
+    of_answers = made.rows[0]["accuracy"] is not None
+    results = ["right", "accuracy", "95% interval"] if of_answers else ["bpb"]
+    table = _table(["side", "run", "seed", "population", "K", *results], text=("side", "run"))
+    for row, name in zip(made.rows, names, strict=True):
+        result = ([f"{row['num_correct']} of {row['num']}", f"{row['accuracy']:.2%}", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"]
+                  if of_answers else [_number(row["bpb"], 6)])
+        table.add_row(row["side"], name, _count(row["seed"], grouped=False), _count(row["population"]), _count(row["k"]), *result)
+    console.print(table, highlight=False)
+    digest, size = str(made.task.get("test_sha256"))[:12], made.task.get("num_test")
+    labels = made.labels[0] if made.labels[0] == made.labels[1] else f"A {made.labels[0]}, B {made.labels[1]}"
+    _say(console, f"result: {labels}; {made.task.get('name')} version {made.task.get('version')}, {size} test items, sha256 {digest}")
+    _say(console, "B against A: a gain above 0 means that B is better")
+    table = _table(["figure", *(test.what for test in made.tests)], text=("figure",))
+    for name, cell in _paired_figures(made).items():
+        table.add_row(name, *(cell(test) for test in made.tests))
+    console.print(table, highlight=False)
+    for line in made.verdict:
+        _say(console, line, "bold")
+    for line in made.notes:
+        _say(console, f"note: {line}")
+    _show_rest(made, console)
+
+
+def _paired_figures(made: Any) -> dict[str, Any]:
+    def signed(test: Any, value: float) -> str:
+        return f"{100 * value:+.2f}" if test.unit == "accuracy" else f"{value:+.6f}"
+
+    rows: dict[str, Any] = {
+        "unit": lambda test: "points" if test.unit == "accuracy" else test.unit,
+        "A": lambda test: f"{100 * test.value_a:.2f}" if test.unit == "accuracy" else f"{test.value_a:.6f}",
+        "B": lambda test: f"{100 * test.value_b:.2f}" if test.unit == "accuracy" else f"{test.value_b:.6f}",
+        "gain": lambda test: signed(test, test.gain),
+        f"{made.confidence:.0%} interval of the gain": lambda test: f"{signed(test, test.interval.low)} to {signed(test, test.interval.high)}",
+        "items": lambda test: f"{test.num_items:,}"}
+    if any(test.p_mcnemar is not None for test in made.tests):
+        rows |= {"right in A only / B only": lambda test: "" if test.only_a is None else f"{test.only_a} / {test.only_b}",
+                 "right in both / neither": lambda test: "" if test.both is None else f"{test.both} / {test.neither}",
+                 "exact McNemar p": lambda test: "" if test.p_mcnemar is None else _p(test.p_mcnemar)}
+    return rows
+
+
+def _names(rows: list[dict[str, Any]], console: Console) -> list[str]:
+    """The runs' folders from the one that holds them all, which is said."""
+    folders = [str(Path(row["run"]).absolute()) for row in rows]
+    parent = os.path.commonpath([str(Path(folder).parent) for folder in folders])
+    _say(console, f"runs in {os.path.relpath(parent)}")
+    return [os.path.relpath(folder, parent) for folder in folders]
 
 
 def _show_explanation(made: Any, console: Console) -> None:

@@ -66,7 +66,7 @@ def _target(view: View, same_tokens: bool, notes: list[str]) -> tuple[dict[str, 
         split, first, _ = evaluation["split_sha256"].partition(_FIRST)
         evaluation["split_sha256"] = split
         if first:
-            notes.append("a run may score the beginning of its split (eval.max_tokens), and bpb golf eval scores all of it: so all are scored anew")
+            notes.append("a run may score the beginning of its split (eval.max_tokens), and bpb golf eval all of it: all are scored anew")
         options = ["--data", text.removeprefix(_SPLIT)] if text.startswith(_SPLIT) else ["--text", text]
         return evaluation, bool(first), options
     drops = evaluation["drop_tail"]
