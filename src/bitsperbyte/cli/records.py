@@ -44,6 +44,10 @@ def list_records(root: Root = Path("records")) -> None:
         if record.track == "randopt":
             print(f"{folder}  {record.status}  {randopt_result(record.randopt)}")
             continue
+        if record.imported:
+            published = ", ".join(f"{s.label} {s.bpb:.{s.digits or 0}f}" for s in record.imported.scores if s.bpb is not None)
+            print(f"{folder}  imported  {f'{published} bpb as published' if published else 'no score'}")
+            continue
         row = record.score("artifact")
         bpb = f"{row.bpb:.4f} bpb ({row.bytes_per_token:.3f} bytes/token)" if row else "no score"
         size = (
@@ -72,3 +76,22 @@ def add(
     from bitsperbyte.records.store import add_record
 
     print(f"added {add_record(run_dir, root, slug)}; now run `bpb records render`")
+
+
+@app.command("import")
+def import_runs(
+    paths: Annotated[list[Path], typer.Argument(help="a submission's folder, train logs, submission.json, RandOpt's results.json")],
+    out: Annotated[Path, typer.Option(help="the folder that the records' folders are written to")] = Path("imported"),
+    name: Annotated[str | None, typer.Option(help="the run's name; default: that of the folder or file")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="what the files do not say of the scores: window=1024, stride=64 or none, "
+                                                         "documents=across, drop_tail=false, text=..., split_sha256=...")] = None,
+) -> None:
+    """Make records of runs that others published; `add` then takes them as it takes own runs."""
+    from bitsperbyte.records.importers import import_runs as read_and_write
+
+    for folder, record in read_and_write(paths, out, name=name, state=state or ()):
+        part = record.imported
+        scores = [f"{s.label} {s.bpb:.{s.digits or 0}f} bpb" for s in part.scores if s.bpb is not None]
+        print(f"{folder}: {'; '.join(scores) or 'no score in bits per byte'}")
+        for sentence in part.unread:
+            print(f"  not understood, or contradicts itself: {sentence}")

@@ -39,6 +39,7 @@ class TrainingPart(Part):
     num_tokens: int | None = None
     batch_tokens: int | None = None
     num_parameters: int | None = None
+    step_ms_mean: float | None = None  # of imported runs, whose logs print no other
     step_ms_p50: float | None = None
     step_ms_p95: float | None = None
     train_s: float | None = None

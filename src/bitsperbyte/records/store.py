@@ -20,6 +20,7 @@ RECORD, ARTIFACT = "record.json", "artifact.bpb"
 JOURNAL = "journal.jsonl"
 # What else is evidence, by track. metrics.jsonl and journal.jsonl of a long run are large, and the record holds what was drawn from them.
 EVIDENCE = {"golf": ("config.yaml", "train.log", "metrics.jsonl"), "randopt": ("config.yaml", "run.log", JOURNAL)}
+IMPORTED_EVIDENCE = ("train.log", "metrics.jsonl", "submission.json", "results.json", "top_k_seeds.json", "args.json", "published_record.json")
 MAX_EVIDENCE_BYTES = 2 * 2**20
 
 
@@ -122,7 +123,7 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
     partial.mkdir(parents=True)
     try:
         write_record(partial / RECORD, record)
-        for name in EVIDENCE[record.track]:
+        for name in IMPORTED_EVIDENCE if record.imported else EVIDENCE[record.track]:
             source = run_dir / name
             if source.is_file() and source.stat().st_size <= MAX_EVIDENCE_BYTES:
                 write_atomic(partial / name, source.read_bytes())
