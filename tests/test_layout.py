@@ -58,8 +58,13 @@ TESTED_IN: dict[str, str] = {
     "golf/ranks.py": "golf/test_devices.py",
     "golf/step.py": "golf/test_train.py",
     "golf/submit_readme.py": "golf/test_submit.py",
+    "records/import_golf.py": "records/test_importers.py",
+    "records/import_randopt.py": "records/test_importers.py",
+    "records/leaderboard_tables.py": "records/test_leaderboard.py",
+    "records/published.py": "records/test_importers.py",
     "records/randopt_parts.py": "records/test_schema.py",
     "records/score_parts.py": "records/test_schema.py",
+    "run/log_lines.py": "run/test_train_log.py",
 }
 
 

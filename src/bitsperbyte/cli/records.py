@@ -41,12 +41,12 @@ def list_records(root: Root = Path("records")) -> None:
     from bitsperbyte.records.store import iter_records
 
     for folder, record in iter_records(root):
-        if record.track == "randopt":
-            print(f"{folder}  {record.status}  {randopt_result(record.randopt)}")
-            continue
         if record.imported:
             published = ", ".join(f"{s.label} {s.bpb:.{s.digits or 0}f}" for s in record.imported.scores if s.bpb is not None)
             print(f"{folder}  imported  {f'{published} bpb as published' if published else 'no score'}")
+            continue
+        if record.track == "randopt":
+            print(f"{folder}  {record.status}  {randopt_result(record.randopt)}")
             continue
         row = record.score("artifact")
         bpb = f"{row.bpb:.4f} bpb ({row.bytes_per_token:.3f} bytes/token)" if row else "no score"

@@ -1,10 +1,11 @@
 """RECORDS.md, generated from the records: scores in one table only where they may be compared."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bitsperbyte.records.leaderboard_tables import count, decimal, escaped, over_seeds, published_tables, table
 from bitsperbyte.records.schema import AccuracyPart, LossPart, RandomPart, RandOptPart, Record, ScoreRow
 from bitsperbyte.records.store import iter_records
 
@@ -53,10 +54,14 @@ def render(root: Path | str = "records") -> str:
     entries = sorted(iter_records(root), key=lambda entry: (entry[1].date, entry[1].name, entry[1].created_utc, str(entry[0])))
     lines = [HEADER, "", "# Records"]
     for title, track, section in (("Golf", "golf", _golf), ("RandOpt", "randopt", _randopt)):
-        own = [entry for entry in entries if entry[1].track == track]
+        of_track = [entry for entry in entries if entry[1].track == track]
+        own = [entry for entry in of_track if not entry[1].imported]
+        imported = [entry for entry in of_track if entry[1].imported]
         lines += ["", f"## {title}", "", *(section(own, root) if own else ["There are none yet."])]
         while not lines[-1]:
             lines.pop()
+        if imported:
+            lines += ["", f"### {title}: published by others", "", *published_tables(imported, root, track)]
     return "\n".join(lines) + "\n"
 
 
@@ -75,13 +80,22 @@ def _golf(entries: list[Entry], root: Path) -> list[str]:
     for key in sorted(groups, key=lambda k: (groups[k][0][1].text, k[1], k[2] or 0, k[3], k[4], k[0] or "")):
         lines += [f"### {_heading(groups[key][0][1])}", ""]
         columns = {**_NAME_COLUMNS, **_RUN_COLUMNS, **_SCORE_COLUMNS, **_FILE_COLUMNS}
-        lines += _table(columns, (_cells(entry, root) | _score_cells(entry[1], row) for entry, row in groups[key]))
-        lines += [""]
+        lines += table(columns, (_cells(entry, root) | _score_cells(entry[1], row) for entry, row in groups[key]))
+        lines += ["", *over_seeds([(_same_but_seed(entry[1], row.label), entry[1], row.bpb) for entry, row in groups[key]])]
     if without:
         lines += ["### Runs without a score", ""]
         columns = {**_NAME_COLUMNS, **_RUN_COLUMNS, **_FILE_COLUMNS}
-        lines += [*_table(columns, (_cells(entry, root) for entry in without)), ""]
+        lines += [*table(columns, (_cells(entry, root) for entry in without)), ""]
     return lines
+
+
+def _same_but_seed(record: Record, label: str) -> tuple[str, str, str]:
+    """What runs share that differ in their seed alone."""
+    config = {name: value for name, value in record.config.items() if name != "logger"}
+    for section in ("train", "search"):
+        if isinstance(config.get(section), dict):
+            config[section] = {name: value for name, value in config[section].items() if name != "seed"}
+    return record.name, label, json.dumps(config, sort_keys=True, default=str)
 
 
 def _heading(row: ScoreRow) -> str:
@@ -91,7 +105,7 @@ def _heading(row: ScoreRow) -> str:
     tail = ", last shorter window left out" if row.drop_tail else ""
     documents = "context across documents" if row.documents == "across" else "documents isolated"
     split = f", split `{_split(row.split_sha256)}`" if row.split_sha256 else ""
-    return f"{_escaped(row.text)}{split}: {windows}, {documents}{tail}"
+    return f"{escaped(row.text)}{split}: {windows}, {documents}{tail}"
 
 
 def _split(text: str) -> str:
@@ -106,22 +120,22 @@ def _cells(entry: Entry, root: Path) -> dict[str, str]:
     link = (Path(root.name) / folder.relative_to(root)).as_posix()
     cells = {
         "date": record.date,
-        "run": f"[{_escaped(record.name)}]({link}/)",
-        "seed": _count(record.seed, grouped=False),
-        "hardware": _escaped(hardware(record)),
-        "params": _count(training.num_parameters),
-        "steps": _count(training.num_steps),
-        "step ms": _decimal(training.step_ms_p50, 1),
-        "tokens": _count(training.num_tokens),
-        "budget s": _decimal(training.budget_s, 0),
+        "run": f"[{escaped(record.name)}]({link}/)",
+        "seed": count(record.seed, grouped=False),
+        "hardware": escaped(hardware(record)),
+        "params": count(training.num_parameters),
+        "steps": count(training.num_steps),
+        "step ms": decimal(training.step_ms_p50, 1),
+        "tokens": count(training.num_tokens),
+        "budget s": decimal(training.budget_s, 0),
         "status": record.status.replace("_", " "),
     }
     if artifact:
         cells |= {
-            "packing": _escaped(" + ".join(part for part in (artifact.scheme, artifact.codec) if part)),
-            "artifact bytes": _count(artifact.weight_bytes),
-            "total bytes": _count(artifact.total_bytes),
-            "margin bytes": _count(artifact.margin_bytes),
+            "packing": escaped(" + ".join(part for part in (artifact.scheme, artifact.codec) if part)),
+            "artifact bytes": count(artifact.weight_bytes),
+            "total bytes": count(artifact.total_bytes),
+            "margin bytes": count(artifact.margin_bytes),
         }
     return cells
 
@@ -129,12 +143,12 @@ def _cells(entry: Entry, root: Path) -> dict[str, str]:
 def _score_cells(record: Record, row: ScoreRow) -> dict[str, str]:
     before = [r for r in record.scores if r.label == BEFORE and r.evaluation_key == row.evaluation_key]
     cells = {
-        "bytes/token": _decimal(row.bytes_per_token, 3),
-        "bpb before": _decimal(before[0].bpb if before else None, 4),
+        "bytes/token": decimal(row.bytes_per_token, 3),
+        "bpb before": decimal(before[0].bpb if before else None, 4),
     }
     if row.label != BEFORE:
-        label = "" if row.label == "artifact" else f" ({_escaped(row.label.replace('_', ' '))})"
-        cells["bpb"] = _decimal(row.bpb, 4) + label
+        label = "" if row.label == "artifact" else f" ({escaped(row.label.replace('_', ' '))})"
+        cells["bpb"] = decimal(row.bpb, 4) + label
     return cells
 
 
@@ -154,10 +168,10 @@ def _randopt(entries: list[Entry], root: Path) -> list[str]:
         results = _LOSS_COLUMNS if isinstance(part.base.test, LossPart) else _ACCURACY_COLUMNS
         columns = {**_SEARCH_COLUMNS, **results, **_HELDOUT_COLUMNS, **_END_COLUMNS}
         rows = (_search_cells(entry, root) | _result_cells(entry[1].randopt) | _heldout_cells(entry[1].randopt) for entry in groups[key])
-        lines += [f"### {_task_heading(part)}", "", *_table(columns, rows), ""]
+        lines += [f"### {_task_heading(part)}", "", *table(columns, rows), ""]
     if without:
         columns = {**_SEARCH_COLUMNS, **_END_COLUMNS}
-        lines += ["### Runs without a result", "", *_table(columns, (_search_cells(entry, root) for entry in without)), ""]
+        lines += ["### Runs without a result", "", *table(columns, (_search_cells(entry, root) for entry in without)), ""]
     return lines
 
 
@@ -175,8 +189,8 @@ def _task_heading(part: RandOptPart) -> str:
         size = f"{test.num:,} test questions{digest}"
     else:
         window = f", windows of {task['context']}" if task.get("context") else ""
-        size = f"{_count(task.get('num_test'))} test documents{digest}, {test.num_bytes:,} bytes scored{window}"
-    return _escaped(f"{task.get('name')}, version {task.get('version')}: {size}")
+        size = f"{count(task.get('num_test'))} test documents{digest}, {test.num_bytes:,} bytes scored{window}"
+    return escaped(f"{task.get('name')}, version {task.get('version')}: {size}")
 
 
 def _search_cells(entry: Entry, root: Path) -> dict[str, str]:
@@ -185,11 +199,11 @@ def _search_cells(entry: Entry, root: Path) -> dict[str, str]:
     commit, total_s = record.provenance.get("commit"), record.phases_s.get("total")
     cells = {
         "date": record.date,
-        "run": f"[{_escaped(record.name)}]({link}/)",
+        "run": f"[{escaped(record.name)}]({link}/)",
         "commit": f"`{commit[:9]}`{'+' if record.provenance.get('dirty') else ''}" if commit else "",
-        "seed": _count(record.seed, grouped=False),
-        "hardware": _escaped(hardware(record)),
-        "total s": _decimal(total_s, 0),
+        "seed": count(record.seed, grouped=False),
+        "hardware": escaped(hardware(record)),
+        "total s": decimal(total_s, 0),
         "status": record.status.replace("_", " "),
     }
     part = record.randopt
@@ -198,12 +212,12 @@ def _search_cells(entry: Entry, root: Path) -> dict[str, str]:
     speed = part.throughput.get("search", {})
     tokens = speed.get("generated_tokens_per_s", speed.get("scored_tokens_per_s"))
     return cells | {
-        "model": _escaped(Path(str(part.engine.get("model") or "")).name),
-        "pop": _count(part.population.size),
-        "K": _count(part.ensemble.k),
-        "seeds/s": _decimal(speed.get("seeds_per_s"), 2),
-        "tok/s": _decimal(tokens, 0),
-        "prompts/s": _decimal(speed.get("prompts_per_s"), 1),
+        "model": escaped(Path(str(part.engine.get("model") or "")).name),
+        "pop": count(part.population.size),
+        "K": count(part.ensemble.k),
+        "seeds/s": decimal(speed.get("seeds_per_s"), 2),
+        "tok/s": decimal(tokens, 0),
+        "prompts/s": decimal(speed.get("prompts_per_s"), 1),
     }
 
 
@@ -212,12 +226,12 @@ def _result_cells(part: RandOptPart) -> dict[str, str]:
     if isinstance(part.base.test, LossPart):
         mean_member = (part.ensemble.model_extra or {}).get("mean_member")
         return {
-            "test base": _decimal(part.base.test.bpb, 4),
-            "test mixture": _decimal(part.ensemble.test.bpb, 4),
+            "test base": decimal(part.base.test.bpb, 4),
+            "test mixture": decimal(part.ensemble.test.bpb, 4),
             "test random mixtures": _mixtures(controls.random_k),
-            "test mean member": _decimal(mean_member["bpb"] if mean_member else None, 4),
-            "test best single": _decimal(controls.best_single.test.bpb if controls.best_single.test else None, 4),
-            "bytes/token": _decimal(part.base.test.bytes_per_token, 3),
+            "test mean member": decimal(mean_member["bpb"] if mean_member else None, 4),
+            "test best single": decimal(controls.best_single.test.bpb if controls.best_single.test else None, 4),
+            "bytes/token": decimal(part.base.test.bytes_per_token, 3),
         }
     random_k = controls.random_k
     cells = {
@@ -253,10 +267,10 @@ def _heldout_cells(part: RandOptPart) -> dict[str, str]:
     digest = f" `{held_out.slice_sha256[:8]}`" if held_out.slice_sha256 else ""
     window = f", windows of {held_out.context}" if held_out.context else ""
     return {
-        "base bpb": _decimal(held_out.base.bpb, 4),
-        "mixture bpb": _decimal(held_out.mixture.bpb if held_out.mixture else None, 4),
+        "base bpb": decimal(held_out.base.bpb, 4),
+        "mixture bpb": decimal(held_out.mixture.bpb if held_out.mixture else None, 4),
         "random mixture bpb": _mixtures(held_out.random_mixture),
-        "held-out slice": _escaped(f"{name}{digest}{window}, {held_out.base.bytes_per_token:.3f} bytes/token"),
+        "held-out slice": escaped(f"{name}{digest}{window}, {held_out.base.bytes_per_token:.3f} bytes/token"),
     }
 
 
@@ -271,7 +285,7 @@ def _percent(share: float) -> str:
 def _mixtures(drawn: RandomPart | None) -> str:
     if drawn is None or not drawn.enabled:
         return ""
-    return f"{_decimal(drawn.mean_bpb, 4)} [{_decimal(drawn.low, 4)}, {_decimal(drawn.high, 4)}]"
+    return f"{decimal(drawn.mean_bpb, 4)} [{decimal(drawn.low, 4)}, {decimal(drawn.high, 4)}]"
 
 
 def hardware(record: Record) -> str:
@@ -283,30 +297,3 @@ def hardware(record: Record) -> str:
     name = facts.get("cpu_model") or device or ""
     cores = f", {facts['num_cores']} cores" if facts.get("num_cores") else ""
     return f"{name}{cores}" if name else ""
-
-
-def _table(columns: dict[str, bool], rows: Iterable[dict[str, str]]) -> list[str]:
-    """Markdown rows; a column whose flag is true holds numbers and is set flush right."""
-    lines = [f"| {' | '.join(columns)} |", f"|{'|'.join('---:' if number else '---' for number in columns.values())}|"]
-    return lines + [f"| {' | '.join(cells.get(name, '') for name in columns)} |" for cells in rows]
-
-
-def _count(value: int | None, grouped: bool = True) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if grouped else str(value)
-
-
-def _decimal(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
-
-
-def _escaped(text: str) -> str:
-    return (
-        " ".join(text.split())
-        .replace("\\", "\\\\")
-        .replace("|", "\\|")
-        .replace("[", "\\[")
-        .replace("]", "\\]")
-        .replace("<", "&lt;")
-    )

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import pairwise
 
 SAME_SCORE = 3e-3  # share by which bytes a token of two lines of one log may differ: strided scores leave out other tokens
 _INTERIM = {"step", "iter", "iteration", "epoch", "chunk", "batch", "progress", "running", "best", "target", "previous", "prev", "expected",
@@ -116,11 +115,16 @@ def contradictions_of(steps: Sequence[Step], validations: Sequence[Validation], 
 
 
 def _times(steps: Sequence[Step], validations: Sequence[Validation]) -> Iterator[str]:
-    rows = sorted((row for row in (*steps, *validations) if row.train_time_ms is not None), key=lambda row: row.step)
-    for one, other in pairwise(rows):
-        if other.step > one.step and other.train_time_ms < one.train_time_ms:  # type: ignore[operator]
-            yield (f"the training time falls from {one.train_time_ms:.0f} ms at step {one.step:,} to {other.train_time_ms:.0f} ms "
-                   f"at step {other.step:,}")
+    rows = sorted((row.step, row.train_time_ms) for row in (*steps, *validations) if row.train_time_ms is not None)
+    latest, before = (0, 0.0), (0, 0.0)  # the latest time so far, and that of the steps before this one
+    for step, ms in rows:
+        if step > latest[0]:
+            before = max(before, latest, key=lambda row: row[1])
+        if ms < before[1]:
+            yield f"the training time falls from {before[1]:.0f} ms at step {before[0]:,} to {ms:.0f} ms at step {step:,}"
+            latest = before = (step, ms)  # one wrong time is named once
+        else:
+            latest = (step, ms)
 
 
 def ratio_contradictions(validations: Sequence[Validation], scores: Sequence[Final]) -> Iterator[str]:
