@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bitsperbyte.__main__ import guarded, run_command
 from bitsperbyte.golf.check.checker import check_submission
 from bitsperbyte.golf.findings import failed
 
@@ -156,3 +157,26 @@ def test_what_is_wrong_with_ours_is_named_by_its_check_alone(name: str, own: Pat
     spoil, check = OWN_SPOILT[name]
     spoil(own)
     assert list(failures(own)) == [check]
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_failed_by_its_exit_code(folder: Any, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert guarded(lambda: run_command(["golf", "check", str(folder.path)])) == 0
+    out = capsys.readouterr().out
+    assert all(check in out for check in CHECKS) and "FAILED" not in out
+    folder.write("train_gpt.py", "import socket  # [bold]\n")
+    assert guarded(lambda: run_command(["golf", "check", str(folder.path), "--json"])) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["failed"]) == {"code", "sizes"} == {f["check"] for f in told["findings"] if f["ok"] is False}
+    assert guarded(lambda: run_command(["golf", "check", str(folder.path / "nothing")])) == 2
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_a_strangers_brackets_are_text(folder: Any, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    folder.claim(artifact={"file": "[red]x[/]"})
+    assert guarded(lambda: run_command(["golf", "check", str(folder.path)])) == 1
+    assert "[red]x[/]" in capsys.readouterr().out

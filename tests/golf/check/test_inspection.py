@@ -60,9 +60,11 @@ def test_harmless_code_raises_no_alarm(source: str, tmp_path: Path) -> None:
 def wrappers(inner: str) -> dict[str, str]:
     raw = inner.encode()
     b85 = base64.b85encode(lzma.compress(raw)).decode()
+    bare = base64.b85encode(lzma.compress(raw, format=lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2}])).decode()
     return {
         "lzma": f"import lzma as L,base64 as B\nexec(L.decompress(B.b85decode({b85!r})))",
         "named": f"import lzma, base64\nSOURCE = lzma.decompress(base64.b85decode({b85!r})).decode()\nexec(compile(SOURCE, __file__, 'exec'))",
+        "raw": f"import lzma as L,base64 as B\nexec(L.decompress(B.b85decode({bare!r}),format=L.FORMAT_RAW,filters=[{{'id':L.FILTER_LZMA2}}]))",
         "zlib": f"exec(__import__('zlib').decompress({zlib.compress(raw)!r}))",
         "brotli": f"import brotli\nexec(brotli.decompress({brotli.compress(raw)!r}).decode('utf-8'))",
         "file": f"import zlib, runpy\nopen('x.py', 'wb').write(zlib.decompress({zlib.compress(raw)!r}))\nrunpy.run_path('x.py')",

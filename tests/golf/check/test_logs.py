@@ -53,7 +53,10 @@ def test_logs_without_scores_are_not_checked(folder: Any) -> None:
 
 def test_the_embedded_source_is_the_script_or_what_it_unpacks(folder: Any) -> None:
     script = (folder.path / "train_gpt.py").read_text(encoding="utf-8")
-    for source, ok in ((script, True), (script.replace("\n", "\r\n") + "\n\n", True), (script + "x = 1\n", False)):
+    folder.write("train_gpt_human.py", "import torch\n\n\ndef main():\n    pass\n")
+    human = (folder.path / "train_gpt_human.py").read_text(encoding="utf-8")
+    for source, ok in ((script, True), (script.replace("\n", "\r\n") + "\n\n", True), ("# a comment\n" + script, True), (human, True),
+                       (script + "x = 1\n", False), (human + "x = 1\n", False)):
         folder.write("train_seed42.log", folder.log(42, bpb=1.1993, source=source))
         check = logs_of(folder.path)
         assert (check.finding.ok, check.foreign) == (ok, frozenset() if ok else {"train_seed42.log"})

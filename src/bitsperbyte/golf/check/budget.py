@@ -13,6 +13,8 @@ STEPS_OVER = 2  # the step in flight at the cap is finished; its own time may be
 
 def check_budget(found: Submission, logs: Sequence[LogFile], *, budget_s: float = BUDGET_S, evaluation_budget_s: float = BUDGET_S) -> Finding:
     """The training time of each log is at most the budget and the step then in flight; each evaluation takes at most its own."""
+    if found.logs and not logs:
+        return Finding("budget", None, "the logs are of other runs")
     known = [(log, end) for log in logs if (end := end_of_training(log.log)) is not None]
     evaluations = [(log, seconds) for log in logs if (seconds := evaluation_s(log.log)) is not None]
     if not known and not evaluations:

@@ -4,13 +4,15 @@ A log is another run's where its scores, its hash or the source that it embeds a
 leaves it aside, so that one wrong file is named once.
 """
 
+import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from bitsperbyte.golf.check.claims import BPB, LOSS, STEPS, Claim, Claims
-from bitsperbyte.golf.check.folder import FACTS, SCRIPT, LogFile, Submission
+from bitsperbyte.golf.check.folder import FACTS, MAX_TEXT_BYTES, SCRIPT, LogFile, Submission
 from bitsperbyte.golf.check.inspection import Inspection
 from bitsperbyte.golf.check.readings import Scored, last_step, scores_of, timed_steps
 from bitsperbyte.golf.findings import Finding
@@ -21,6 +23,7 @@ MOSTLY = 0.9  # of a log's lines that must agree on something before those that 
 PUBLISHED_BYTES = (151_080_354, 155_769_000)  # of the validation text: the published export, and the one the first record was scored on
 PUBLISHED_TOKENS = (20_000_000, 160_000_000)  # a log with so many validation tokens of fineweb10B scores one of these, whatever its tokenizer
 BYTES_TOLERANCE = 0.02
+MAX_BESIDE = 20  # further scripts of the folder that a log's source is looked for in
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,17 @@ def check_logs(found: Submission, code: Inspection | None) -> LogCheck:
         return LogCheck(Finding("log", None, f"there is no readable {FACTS} to hold the log against"), frozenset())
     if not any(found.claims.all(BPB + LOSS)) and not any(found.claims.get(BPB, seed) for seed in found.claims.by_seed):
         return LogCheck(Finding("log", None, f"{FACTS} claims no val_bpb and no val_loss that the log could be held against"), frozenset())
-    return LogCheck(Finding("log", True, _summary(found)), frozenset())
+    return LogCheck(Finding("log", True, _summary(found, code)), frozenset())
 
 
-def _summary(found: Submission) -> str:
+def _summary(found: Submission, code: Inspection | None) -> str:
     finals = [scores_of(log.log)[-1] for log in found.logs if scores_of(log.log)]
     best = ", ".join(f"{s.bpb}" for s in finals if s.bpb is not None)
-    embeds = [log.name for log in found.logs if log.log.source]
-    source = f"; its source is {SCRIPT}" if embeds else "; it embeds no source"
-    return f"final val_bpb {best} as {FACTS} claims, and every line agrees with its own{source}"
+    embedded = {_source_of(log, found, code) for log in found.logs if log.log.source and code is not None}
+    source = f"; the source in it is {' and '.join(sorted(filter(None, embedded)))}" if embedded else "; it embeds no source"
+    several = [log.name for log in found.logs if log.log.num_runs > 1]
+    more = f"; {', '.join(several)} repeats steps, as a resumed run does" if several else ""
+    return f"final val_bpb {best} as {FACTS} claims, and every line agrees with its own{source}{more}"
 
 
 # -- a log and the submission -------------------------------------------------------------------------------------------
@@ -86,12 +91,37 @@ def _wrong_identity(log: LogFile, found: Submission, code: Inspection | None) ->
             return
     if log.log.seed is not None and log.named_seed is not None and log.log.seed != log.named_seed:
         yield Clause(f"{log.name} is the log of seed {log.log.seed}")
-    if log.log.source and code is not None and code.layers:
-        sources = [layer.source for layer in code.layers]
-        if not any(_same_text(log.log.source, source) for source in sources):
-            line, number = _first_difference(log.log.source, sources[0])
-            yield Clause(f"{log.name} embeds another source than {SCRIPT}: they part at line {line:,}"
-                         + (f" and differ in {number:,} lines" if number > 1 else ""))
+    if log.log.source and code is not None and code.layers and _source_of(log, found, code) is None:
+        line, number = _first_difference(log.log.source, code.layers[0].source)
+        yield Clause(f"{log.name} embeds another source than {SCRIPT}: they part at line {line:,}"
+                     + (f" and differ in {number:,} lines" if number > 1 else ""))
+
+
+def _source_of(log: LogFile, found: Submission, code: Inspection) -> str | None:
+    """In words what the source that a log embeds is: the script, what the script unpacks, the same program written otherwise, or another
+    file of the folder; None for none of them."""
+    assert log.log.source is not None
+    for layer in code.layers:
+        if _same_text(log.log.source, layer.source):
+            return layer.name
+    embedded = _program(log.log.source)
+    if embedded is not None and any(_program(layer.source) == embedded for layer in code.layers):
+        return f"{SCRIPT} but for comments and layout"
+    beside = [path for path in sorted(found.path.glob("*.py")) if path.name != SCRIPT and path.is_file() and not path.is_symlink()]
+    for path in beside[:MAX_BESIDE]:
+        if path.stat().st_size <= MAX_TEXT_BYTES and _same_text(log.log.source, path.read_text(encoding="utf-8", errors="replace")):
+            return f"{path.name}, which lies beside {SCRIPT}"
+    return None
+
+
+def _program(source: str) -> str | None:
+    """The syntax tree as text, None for what does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _lines(source: str) -> list[str]:
@@ -231,6 +261,8 @@ def check_bytes(found: Submission, logs: Sequence[LogFile]) -> Finding:
     A tokenizer changes the number of tokens and not that of bytes, so tokens times bytes a token must come out; a count that is too
     high makes a score too low by as much.
     """
+    if found.logs and not logs:
+        return Finding("bytes", None, "the logs are of other runs")
     for log in logs:
         tokens = log.log.val_tokens
         pairs = [s for s in scores_of(log.log) if s.loss and s.bpb and s.bpb > 0]
@@ -244,7 +276,7 @@ def check_bytes(found: Submission, logs: Sequence[LogFile]) -> Finding:
         if abs(counted / near - 1) > BYTES_TOLERANCE:
             return Finding("bytes", False, f"{said}, and the published validation text has {near:,}: its val_bpb is "
                                            f"{'too low' if counted > near else 'too high'} by a factor of {counted / near:.4f}")
-        return Finding("bytes", True, f"{said}, as the published validation text has")
+        return Finding("bytes", True, f"{said}, as {'the published validation text' if near == PUBLISHED_BYTES[0] else 'an earlier export of the validation text'} has")
     return Finding("bytes", None, "the log does not say that it scores the published validation text, so its bytes have nothing to be held against")
 
 

@@ -32,10 +32,14 @@ def check_sizes(found: Submission, local_files: Sequence[tuple[str, int]], logs:
     totals = sorted({total for log in logs for total in total_sizes(log.log)})
     if not totals and not (found.claims and any(found.claims.all(TOTAL + WEIGHTS_OR_TOTAL))):
         return Finding("sizes", None, "no artifact lies in the folder, and neither its log nor submission.json gives sizes")
-    lacking = "artifact" if code is not None else SCRIPT
+    lacking = "artifact" if weights is None else SCRIPT
+    claimed = found.claims is not None and any(found.claims.all(TOTAL + WEIGHTS_OR_TOTAL))
+    if totals and claimed:
+        seen = f"the claims agree with the log and are under the cap of {CAP_BYTES:,}"
+    else:
+        seen = f"{'the log' if totals else FACTS} alone gives a total, which is under the cap of {CAP_BYTES:,}"
     known = f"; {code:,} bytes of code are as claimed" if code is not None else ""
-    return Finding("sizes", None, f"unproven, since no {lacking} lies in the folder: the claims agree with the log and are under the cap of "
-                                  f"{CAP_BYTES:,}{known}{_beside(local_files)}")
+    return Finding("sizes", None, f"unproven, since no {lacking} lies in the folder: {seen}{known}{_beside(local_files)}")
 
 
 def _beside(local_files: Sequence[tuple[str, int]]) -> str:
