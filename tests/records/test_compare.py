@@ -10,8 +10,6 @@ from bitsperbyte.records.sides import read_sides
 
 from .conftest import golf_score
 
-BEST = ("artifact", "artifact")
-
 
 def test_figures_are_scipys_and_bpb_is_the_same_test(golf_runs) -> None:
     losses_a, losses_b = [2.500, 2.502, 2.499], [2.480, 2.483, 2.481]
@@ -143,6 +141,7 @@ def test_an_imported_run_compares_only_where_its_evaluation_is_known(golf_runs, 
     known = imported(tmp_path, "known", [score], {**stated, "stride": None})
     made = compare_golf(*read_sides([own, known]))
     assert made.units == ["bpb"] and any("is imported" in line for line in made.warnings)
+    assert any("published in 8 decimals: its score is sure to 5e-09" in line for line in made.warnings)
     assert view_of(read_sides([own, known])[1].runs[0], "artifact").bytes_per_token == pytest.approx(2.4 / math.log(2) / 1.385)
     lossy = imported(tmp_path, "lossy", [{"label": "artifact", "nats_per_token": 2.4}], {**stated, "stride": None})
     with pytest.raises(ValueError, match="share no unit"):

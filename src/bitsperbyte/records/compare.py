@@ -94,6 +94,8 @@ def compare_golf(a: Side, b: Side, labels: tuple[str, str] = (LABEL, LABEL), *, 
     tokenizers = {view.run.record.data.tokenizer_sha256 for view in everyone}
     same_tokens = len(tokenizers) == 1 and None not in tokenizers and all(v.nats_per_token is not None for v in everyone)
     warnings = [*_of_tokens(views, same_tokens), *warnings_of(a, b)]
+    warnings += [f"{view.run} was published in {row.digits} decimals: its score is sure to {0.5 * 10**-row.digits:g} only" for view in everyone
+                 if isinstance(row := row_of(view.run, view.label), PublishedScore) and row.digits is not None]
     if BEFORE in labels:
         warnings.insert(0, f"{BEFORE} scores weights that do not ship: the artifact's score is the run's result")
     units = [*(["nats_per_token"] if same_tokens else []), *(["bpb"] if all(view.bpb is not None for view in everyone) else [])]
@@ -126,9 +128,9 @@ def compare_golf(a: Side, b: Side, labels: tuple[str, str] = (LABEL, LABEL), *, 
 
 def view_of(run: Run, label: str) -> View:
     """The run's score of that label; ValueError, naming those that it has, where there is none."""
-    rows, imported = scores_of(run), run.record.imported
-    row = next((row for row in rows if row.label == label), None)
+    imported, row = run.record.imported, row_of(run, label)
     if row is None:
+        rows = scores_of(run)
         labels = ", ".join(dict.fromkeys(row.label for row in rows))
         why = f" ({run.record.status}{': ' + run.record.error if run.record.error else ''})" if run.record.status != "finished" else ""
         has = f"it has {labels}: choose with --label, --label-a and --label-b" if labels else "it has none at all: leave it out, and say so"
@@ -145,6 +147,11 @@ def view_of(run: Run, label: str) -> View:
     return View(run, label, row.text or stated.get("text"), evaluation, unknown, row.bpb, row.nats_per_token, per_token, row.num_tokens, None)
 
 
+def row_of(run: Run, label: str) -> ScoreRow | PublishedScore | None:
+    """The run's first score of that label, as its record has it."""
+    return next((row for row in scores_of(run) if row.label == label), None)
+
+
 def scores_of(run: Run) -> list[ScoreRow | PublishedScore]:
     """A run's own scores, then those that it was imported with."""
     return [*run.record.scores, *(run.record.imported.scores if run.record.imported else [])]
@@ -156,7 +163,7 @@ def unequal(views: Sequence[View]) -> str | None:
         if view.unknown:
             does = "was imported, and its source does not say" if view.run.record.imported else "does not say"
             return (f"{view.run} {does} the {', the '.join(_NAMES[name] for name in view.unknown)} of {view.label!r}, and nothing is guessed"
-                    + ("; state what you know of it when you import it" if view.run.record.imported else ""))
+                    + ("; import it again with --state for what you know of it" if view.run.record.imported else ""))
     first = views[0]
     for view in views[1:]:
         if differing := [name for name in EVALUATION if view.evaluation[name] != first.evaluation[name]]:
