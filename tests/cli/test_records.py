@@ -89,3 +89,21 @@ def test_mistakes_are_one_line(bpb, tmp_path: Path) -> None:
     ]:
         code, out, err = bpb("records", *arguments)
         assert (code, out) == (2, "") and expected in err and err.count("\n") == 1
+
+
+def test_a_published_run_is_imported_added_listed_and_rendered(bpb, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "train.log").write_text(
+        "seed:7\nstep:1/2 train_loss:2.5 train_time:3ms step_avg:3.00ms\nval_bpb (int4 roundtrip): 2.28\n"
+        "final_int8_zlib_roundtrip val_loss:2.0727 val_bpb:1.2244 eval_time:1401ms\n")
+    code, out, err = bpb("records", "import", "theirs", "--state", "window=1024", "--state", "stride=none")
+    assert (code, err) == (0, "") and out.startswith("imported/theirs: final_int8_zlib_roundtrip 1.2244 bpb\n")
+    assert "contradicts itself: val_bpb (int4 roundtrip): 2.28" in out
+    assert bpb("records", "import", "theirs")[0] == 2
+    assert bpb("records", "import", "theirs", "--out", "b", "--state", "window=x")[0] == 2 and not (tmp_path / "b").exists()
+    assert bpb("records", "add", "imported/theirs")[0] == 0
+    code, out, _ = bpb("records", "list")
+    assert code == 0 and out.rstrip().endswith("imported  final_int8_zlib_roundtrip 1.2244 bpb as published")
+    assert bpb("records", "render")[0] == 0 and "Golf: published by others" in (tmp_path / "RECORDS.md").read_text()
+    code, out, _ = bpb("records", "show", "imported/theirs")
+    assert code == 0 and json.loads(out)["imported"]["stated"] == {"window": 1024, "stride": None}

@@ -5,7 +5,8 @@ import pytest
 from bitsperbyte.metric.bpb import Score
 from bitsperbyte.records.leaderboard import HEADER, hardware, randopt_result, render
 from bitsperbyte.records.schema import RandOptPart, Record
-from bitsperbyte.records.store import write_record
+from bitsperbyte.records.store import read_record, write_record
+from bitsperbyte.stats.intervals import summarize
 
 
 def row(label: str = "artifact", nats: float = 700.0, **changes) -> dict:
@@ -284,3 +285,57 @@ def test_repository_leaderboard_is_current(repo_dir: Path) -> None:
     path = repo_dir / "RECORDS.md"
     assert path.exists(), "RECORDS.md is missing: run `bpb records render`"
     assert path.read_text(encoding="utf-8") == render(repo_dir / "records"), "run `bpb records render`"
+
+
+def test_runs_that_differ_in_their_seed_alone_get_a_mean(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+    nats = {1: 700.0, 2: 703.0, 3: 701.0}
+    for seed, of_seed in nats.items():
+        put(root, f"v7_{seed}", seed=seed, config={"train": {"seed": seed, "lr": 0.1}, "logger": {"run": seed}}, scores=[row(nats=of_seed)])
+    path = next(root.glob("golf/*_1/record.json"))
+    for name in root.glob("golf/*/record.json"):  # all of one name
+        record = read_record(name)
+        record.name = "v7"
+        write_record(name, record)
+    (rows,) = tables(render(root)).values()
+    text = render(root)
+    summary = summarize([Score(n, 1000, 400).bpb for n in nats.values()])
+    assert f"| v7 | artifact | 1, 2, 3 | 3 | {summary.mean:.4f} | {summary.sd:.5f} | " \
+           f"\\[{summary.interval.low:.4f}, {summary.interval.high:.4f}\\] |" in text
+    for changes in ({"config": {"train": {"seed": 1, "lr": 0.2}}}, {"seed": 2}, {"seed": None}):  # another config, a seed twice, no seed
+        record = read_record(path)
+        write_record(path, record.model_copy(update=changes))
+        assert "| 1, 2, 3 |" not in render(root) and ("Over seeds" in render(root)) == ("seed" not in changes or changes["seed"] is None)
+        write_record(path, record)
+
+
+def published(root: Path, name: str, seed: int, bpb: float, **changes) -> None:
+    put(root, f"{name}_{seed}", status="imported", seed=seed, training={"num_steps": 13_780, "step_ms_mean": 43.54},
+        artifact={"scheme": "int8", "codec": "zlib", "code_bytes": 47_642, "total_bytes": 15_863_489},
+        imported={"source": "x", "scores": [{"label": "final_int8_zlib_roundtrip", "bpb": bpb, "nats_per_token": 2.07, "digits": 8, "stride": 64}],
+                  "stated": {"window": 1024}, "unread": ["one line"], **changes})
+
+
+def test_published_runs_stand_in_a_table_of_their_own(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+    put(root, "own", scores=[row()])
+    before = render(root)
+    published(root, "baseline", 1337, 1.2243657)
+    text = render(root)
+    own, others = tables(text).items()
+    assert [r["run"] for r in own[1]] == ["[own](records/golf/2026-01-31_own/)"] and others[0] == "Golf: published by others"
+    assert tables(before).popitem() == own
+    assert {name: others[1][0][name] for name in ("steps", "step ms", "bpb", "window", "stride", "documents", "total bytes", "unread")} == {
+        "steps": "13,780", "step ms": "43.54", "bpb": "1.22436570", "window": "*1024*", "stride": "64", "documents": "",
+        "total bytes": "15,863,489", "unread": "1"}
+    assert render(root) == text
+
+
+def test_published_runs_without_a_score_or_of_randopt(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+    published(root, "bare", 1, 1.2, scores=[])
+    put(root, "gsm", track="randopt", status="imported", imported={"source": "x", "figures": {"results": {
+        "model": "Qwen/Qwen2.5-3B", "dataset": "gsm8k", "base_test_accuracy": 0.61, "ensemble_results": {"8": {"accuracy": 82.5}}}}})
+    found = tables(render(root))
+    assert found["Golf: published by others"][0]["score"] == ""
+    assert found["RandOpt: published by others"][0]["ensembles"] == "K = 8: 82.5%" and "Runs without a result" not in found

@@ -35,7 +35,7 @@ def test_a_process_owns_its_folder_until_it_is_killed_and_no_copy_of_it(tmp_path
     run_dir = tmp_path / "run"
     process = started(run_dir)
     try:
-        assert owner_of(run_dir) == Owner(process.pid, socket.gethostname(), "golf", "alive")
+        assert owner_of(run_dir) == Owner(process.pid, socket.gethostname(), "golf", "alive", True)
         shutil.copytree(run_dir, tmp_path / "copy")
         assert owner_of(tmp_path / "copy").state == "gone", "the process has another file open"
         process.send_signal(signal.SIGKILL)
@@ -52,7 +52,8 @@ def test_looking_leaves_the_folder_free_and_as_it_was(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "run", resume=False, kind="golf") as folder:
         folder.write_atomic("config.yaml", "name: x\n")
     before = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "run").iterdir()}
-    assert owner_of(tmp_path / "run").state == "gone", "closed, though its process, this one, still runs"
+    found = owner_of(tmp_path / "run")
+    assert (found.state, found.runs) == ("gone", True), "closed, though its process, this one, still runs"
     assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "run").iterdir()} == before
 
 

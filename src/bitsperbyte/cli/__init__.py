@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import bitsperbyte
-from bitsperbyte.cli import data, golf, randopt, records
+from bitsperbyte.cli import data, golf, randopt, records, report, watch
 
 app = typer.Typer(
     name="bpb",
@@ -19,6 +19,8 @@ app.add_typer(golf.app, name="golf")
 app.add_typer(randopt.app, name="randopt")
 app.add_typer(data.app, name="data")
 app.add_typer(records.app, name="records")
+app.command("report")(report.report)
+app.command("watch")(watch.watch)
 
 
 def _print_version(wanted: bool) -> None:

@@ -169,6 +169,39 @@ def check(folder: Annotated[Path, typer.Argument(help="a submission folder of th
         raise typer.Exit(1)
 
 
+@app.command()
+def legal(artifact: Annotated[Path, typer.Argument(help="an artifact.bpb, or the folder of a finished run")],
+          tokenizer: Annotated[Path | None, typer.Option(help="its tokenizer; default: the one beside it")] = None,
+          text: Annotated[Path | None, typer.Option(help="text to check with; default: the documentation that Python carries")] = None,
+          data: Annotated[Path | None, typer.Option(help="a folder of shards: check with its validation split")] = None,
+          window: Annotated[int | None, typer.Option(help="default: that of the config beside it, else 1024")] = None,
+          stride: Annotated[int | None, typer.Option(help="slide, scoring the last STRIDE tokens")] = None,
+          isolated: Annotated[bool | None, typer.Option("--isolated/--across", help="whether documents are scored alone")] = None,
+          cuts: Annotated[int, typer.Option(min=1, help="places at which later tokens are changed, in windows of full length")] = 64,
+          exhaustive: Annotated[bool, typer.Option("--exhaustive", help="every such place: slow without a GPU")] = False,
+          seed: int = 0, device: Device = "auto", as_json: AsJson = False) -> None:
+    """Check that an artifact's predictions follow from earlier tokens alone and are distributions. Exit code 1 where a check fails."""
+    from rich.markup import escape
+
+    from bitsperbyte.golf.findings import failed
+    from bitsperbyte.golf.legal_artifact import check_artifact
+
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        made = check_artifact(artifact, tokenizer=tokenizer, text=text, data=data, window=window, stride=stride, isolated=isolated,
+                              num_cuts=cuts, exhaustive=exhaustive, seed=seed, device_name=device,
+                              progress=lambda check: status.update(f"checking {check}"))
+    wrong = failed(made.findings)
+    if as_json:
+        print(json.dumps({"artifact": str(made.artifact), "text": made.text, "protocol": made.protocol.describe(), "device": made.device,
+                          "seed": seed, "failed": [f.check for f in wrong], "findings": [f.to_dict() for f in made.findings]}, indent=2))
+    else:
+        rows = [(f.check, escape(f.line)) for f in made.findings]
+        _print_table(f"legality of {made.artifact}", [*rows, ("checked with", f"{escape(made.text)}; {made.protocol.describe()}; {made.device}")])
+    if wrong:
+        raise typer.Exit(1)
+
+
 def _print_result(record: Any, run_dir: Path) -> None:
     from bitsperbyte.golf.session import ARTIFACT, RECORD
 

@@ -18,12 +18,13 @@ _MAX_PID = 2**31  # of any system's process ids
 @dataclass(frozen=True)
 class Owner:
     """The process that wrote the lock file, and whether it still has the folder: "alive", "gone", or "elsewhere", on a host that cannot
-    be asked from here."""
+    be asked from here. A process that is gone from the folder may still run: `runs` (False where it cannot be asked)."""
 
     pid: int
     host: str
     kind: str | None
     state: Literal["alive", "gone", "elsewhere"]
+    runs: bool
 
     def __str__(self) -> str:
         return f"process {self.pid}" + (f" on {self.host}" if self.state == "elsewhere" else "")
@@ -41,27 +42,27 @@ def owner_of(run_dir: Path | str) -> Owner | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError):  # absent, or its owner has not written yet
         return None
     if host != socket.gethostname():
-        return Owner(pid, host, kind, "elsewhere")
-    return Owner(pid, host, kind, "alive" if _holds(pid, found) else "gone")
+        return Owner(pid, host, kind, "elsewhere", False)
+    runs = _runs(pid, found)
+    return Owner(pid, host, kind, "alive" if runs and _holds(pid, found) else "gone", runs)
+
+
+def _runs(pid: int, lock: os.stat_result) -> bool:
+    """Whether the process that wrote the lock file runs: its number is given again after a while, to one that began later than it wrote."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= lock.st_mtime + 1.0
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _holds(pid: int, lock: os.stat_result) -> bool:
-    """Whether the process runs and has this very file open: a number is given again after a while, and a folder may be copied with its
-    lock while the original is in use."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        began_s = process.create_time()
-    except psutil.NoSuchProcess:
-        return False
+    """Whether the process, which runs, has this very file open: a folder may be copied with its lock while the original is in use."""
     descriptors = f"/proc/{pid}/fd"
     try:
         return any(_is_file(os.path.join(descriptors, name), lock) for name in os.listdir(descriptors))
-    except (FileNotFoundError, PermissionError):  # another system, or another user's process
-        if not psutil.pid_exists(pid):
-            return False  # it ended meanwhile
-        return began_s <= lock.st_mtime + 1.0  # the owner writes the file after it began; a later process of that number is another
+    except (FileNotFoundError, PermissionError):  # another system, another user's process, or one that ended meanwhile
+        return psutil.pid_exists(pid)
 
 
 def _is_file(path: str, file: os.stat_result) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bitsperbyte.__main__ import guarded, run_command
 from bitsperbyte.golf.check.checker import check_submission
@@ -157,6 +159,30 @@ def test_what_is_wrong_with_ours_is_named_by_its_check_alone(name: str, own: Pat
     spoil, check = OWN_SPOILT[name]
     spoil(own)
     assert list(failures(own)) == [check]
+
+
+# -- anything at all ---------------------------------------------------------------------------------------------------
+
+KEYS = ["val_bpb", "val_loss", "bytes_total", "bytes_code", "artifact_bytes", "seeds", "seed_results", "artifact", "tokenizer", "track", "steps",
+        "code_sha256", "evaluation", "data", "hardware", "seed", "7", "42", "log", "log_sha256", "file", "sha256", "code_as_recorded"]
+LEAVES = st.none() | st.booleans() | st.integers(-10**25, 10**25) | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
+    ["", "train_seed42.log", "..", "/etc/passwd", "\x00", "a\nb", "0" * 64, "10min_16mb"])
+FACTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5), max_leaves=20)
+LINES = st.sampled_from(["step:{n}/20000 val_loss:{x} val_bpb:{x} train_time:{n}ms step_avg:{x}ms", "final_x_exact val_loss:{x} val_bpb:{x}",
+                         "Code size: {n} bytes", "Total submission size int8+zlib: {n} bytes", "Serialized model int8+zlib: {n} bytes",
+                         "stopping_early: wallclock_cap train_time:{x}ms step:{n}/5", "seed:{n}", "val_loss:{x}", "=" * 100,
+                         "val_loader:shards pattern=fineweb10B tokens:{n}", "GPTQ: calibrated in {x}s"])
+NUMBERS = st.sampled_from(["0", "1", "62021632", "1.2", "1e30", "1e999999", "1e-999999", "-1", "nan", "9" * 30])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(facts=FACTS, lines=st.lists(st.tuples(LINES, NUMBERS, NUMBERS), max_size=12), script=st.sampled_from(["", "import torch\n", "x = ("]))
+def test_nothing_in_a_folder_raises(facts: Any, lines: list, script: str, folder: Any) -> None:
+    folder.write("submission.json", json.dumps(facts))
+    folder.write("train_seed42.log", "\n".join(line.format(n=n, x=x) for line, n, x in lines))
+    folder.write("train_gpt.py", script)
+    for finding in check_submission(folder.path):
+        assert finding.detail and finding.verdict
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

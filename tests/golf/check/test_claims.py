@@ -22,7 +22,7 @@ def test_the_names_of_public_submissions() -> None:
 @pytest.mark.parametrize(("text", "seeds"), [
     ('{"seeds": [42, 0, 1234]}', (42, 0, 1234)), ('{"seeds": {"42": 1.1, "7": 1.2}}', (42, 7)), ('{"seed": 5}', (5,)),
     ('{"seed_results": [{"seed": 1, "val_bpb": 1.0}, {"seed": "seed_2"}]}', (1, 2)), ('{"seeds": "42"}', ()), ('{"seeds": [true, null]}', ()),
-    ('{"seeds": [1, 1], "seed_results": {"seed1": {}}}', (1,)), ("{}", ()),
+    ('{"results": [1, 2]}', ()), ('{"seeds": [1, 1], "seed_results": {"seed1": {}}}', (1,)), ("{}", ()),
 ])
 def test_seeds_in_every_form(text: str, seeds: tuple[int, ...]) -> None:
     assert claims(text).seeds == seeds
@@ -32,7 +32,7 @@ def test_a_bare_number_of_a_seed_is_its_score() -> None:
     assert claims('{"seeds": {"42": 1.25}}').get(BPB, 42).value == Decimal("1.25")
 
 
-@pytest.mark.parametrize("value", ["true", '"1.2"', "null", "[1.2]", "{}"])
+@pytest.mark.parametrize("value", ["true", '"1.2"', "null", "[1.2]", "{}", "1e999999999", "1e-999999999", "9" * 40])
 def test_what_is_no_number_is_no_claim(value: str) -> None:
     assert claims(f'{{"val_bpb": {value}, "bytes_total": {value}}}').get(BPB) is None
 

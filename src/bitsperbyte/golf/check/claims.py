@@ -70,7 +70,7 @@ def read_claims(facts: Mapping[str, Any]) -> Claims:
     by_seed: dict[int, Mapping[str, Any]] = {}
     listed: list[int] = []
     for key in BY_SEED:
-        for seed, result in _per_seed(facts.get(key)):
+        for seed, result in _per_seed(facts.get(key), may_be_plain=key == "seeds"):
             listed.append(seed)
             if result:
                 by_seed.setdefault(seed, result)
@@ -80,15 +80,16 @@ def read_claims(facts: Mapping[str, Any]) -> Claims:
 
 
 def number(value: Any) -> Decimal | None:
-    """A finite number of a parsed JSON; None for anything else."""
+    """A number of a parsed JSON, of a size that a score or a count of bytes has; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return None
     found = Decimal(value)
-    return found if found.is_finite() else None
+    exponent = found.as_tuple().exponent
+    return found if found.is_finite() and isinstance(exponent, int) and exponent > -40 and found.adjusted() < 20 else None
 
 
-def _per_seed(value: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(seed, its results) of a mapping from seeds, of a list of objects that name their seed, or of a plain list of seeds."""
+def _per_seed(value: Any, *, may_be_plain: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(seed, its results) of a mapping from seeds, of a list of objects that name their seed, or, where it may be one, a plain list."""
     if isinstance(value, dict):
         for key, result in value.items():
             seed = _seed(key)
@@ -96,7 +97,7 @@ def _per_seed(value: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield seed, result if isinstance(result, dict) else {"val_bpb": result}
     elif isinstance(value, list):
         for item in value:
-            seed = _seed(item.get("seed")) if isinstance(item, dict) else _seed(item)
+            seed = _seed(item.get("seed")) if isinstance(item, dict) else _seed(item) if may_be_plain else None
             if seed is not None:
                 yield seed, item if isinstance(item, dict) else {}
 

@@ -276,7 +276,8 @@ def check_bytes(found: Submission, logs: Sequence[LogFile]) -> Finding:
         if abs(counted / near - 1) > BYTES_TOLERANCE:
             return Finding("bytes", False, f"{said}, and the published validation text has {near:,}: its val_bpb is "
                                            f"{'too low' if counted > near else 'too high'} by a factor of {counted / near:.4f}")
-        return Finding("bytes", True, f"{said}, as {'the published validation text' if near == PUBLISHED_BYTES[0] else 'an earlier export of the validation text'} has")
+        export = "the published validation text" if near == PUBLISHED_BYTES[0] else "an earlier export of the validation text"
+        return Finding("bytes", True, f"{said}, as {export} has")
     return Finding("bytes", None, "the log does not say that it scores the published validation text, so its bytes have nothing to be held against")
 
 
