@@ -138,8 +138,9 @@ def seeds_folder(tmp_path: Path) -> Folder:
         made.write(f"train_seed{seed}.log", f"seed: {seed}\nquantized_ttt val_loss:{float(bpb) * 2.58308:.8f} val_bpb:{bpb}000 eval_time:366525ms\n"
                                             "Code size: 16630 bytes\nSerialized model quantized+brotli: 15975300 bytes\n"
                                             "Total submission size quantized+brotli: 15991930 bytes\n")
+    by_seed = {str(s): {"val_bpb": float(b), "artifact_bytes": 15991930} for s, b in bpbs.items()}
     made.write("submission.json", {"val_bpb": 1.08100, "val_bpb_std": 0.0002, "seeds": list(bpbs), "hardware": "8xH100 80GB SXM",
-                                   "date": "2026-04-09", "seed_results": {str(s): {"val_bpb": float(b), "artifact_bytes": 15991930} for s, b in bpbs.items()}})
+                                   "date": "2026-04-09", "seed_results": by_seed})
     return made
 
 

@@ -38,12 +38,14 @@ def put(root: Path, folder: str, **changes) -> Record:
 
 
 def tables(text: str) -> dict[str, list[dict[str, str]]]:
-    """Parse the Markdown back: heading -> rows."""
+    """Parse the Markdown back: heading -> rows, a further table of a heading under its own line ("Golf: over seeds")."""
     found: dict[str, list[dict[str, str]]] = {}
-    heading, columns = "", None
+    section = heading = ""
+    columns = None
     for line in text.splitlines():
-        if line.startswith("### "):
-            heading, columns = line[4:], None
+        if line.startswith("### ") or line == "Over seeds:":
+            section = line[4:] if line.startswith("### ") else section
+            heading, columns = (section if line.startswith("### ") else f"{section}: over seeds"), None
             found[heading] = []
         elif line.startswith("| "):
             cells = [cell.strip() for cell in line.replace("\\|", "\0").strip().strip("|").split("|")]
@@ -297,11 +299,11 @@ def test_runs_that_differ_in_their_seed_alone_get_a_mean(tmp_path: Path) -> None
         record = read_record(name)
         record.name = "v7"
         write_record(name, record)
-    (rows,) = tables(render(root)).values()
-    text = render(root)
+    _, (over_seeds,) = tables(render(root)).values()
     summary = summarize([Score(n, 1000, 400).bpb for n in nats.values()])
-    assert f"| v7 | artifact | 1, 2, 3 | 3 | {summary.mean:.4f} | {summary.sd:.5f} | " \
-           f"\\[{summary.interval.low:.4f}, {summary.interval.high:.4f}\\] |" in text
+    assert over_seeds == {"run": "v7", "score": "artifact", "seeds": "1, 2, 3", "n": "3",
+                          "mean bpb": f"{summary.mean:.4f}", "sd": f"{summary.sd:.5f}",
+                          "95% interval of the mean": f"\\[{summary.interval.low:.4f}, {summary.interval.high:.4f}\\]"}
     for changes in ({"config": {"train": {"seed": 1, "lr": 0.2}}}, {"seed": 2}, {"seed": None}):  # another config, a seed twice, no seed
         record = read_record(path)
         write_record(path, record.model_copy(update=changes))

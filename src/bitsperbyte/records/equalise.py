@@ -55,7 +55,8 @@ def explain(a: Side, b: Side, labels: tuple[str, str]) -> Explanation:
             commands += [_command(view.run, evaluation, text, new) for view in side if view.run.record.imported is None]
             notes += [f"{view.run} has no {ARTIFACT}: score the run's own folder, and add its record again" for view in side
                       if view.run.record.imported is None and not (view.run.folder / ARTIFACT).is_file()]
-    return Explanation(differs or "the tokenizers differ, and each drops another tail", pairs, commands, _compare(a, b, (chosen[0], chosen[1])), notes)
+    reason = differs or "the tokenizers differ, and each drops another tail"
+    return Explanation(reason, pairs, commands, _compare(a, b, (chosen[0], chosen[1])), notes)
 
 
 def _target(view: View, same_tokens: bool, notes: list[str]) -> tuple[dict[str, Any], bool, list[str] | None]:

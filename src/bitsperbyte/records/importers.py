@@ -26,7 +26,8 @@ from bitsperbyte.run.folder import write_atomic
 MAX_FILE_BYTES = 64 * 2**20  # the longest log seen has 2 MB
 LOGS = (".log", ".txt")
 _NOT_LOGS = re.compile(r"requirements|readme|license|notice|command", re.IGNORECASE)
-_NO_NAME = re.compile(r"(?:train|submission|results|top_k_seeds|record|log)(?:[_-]?(?:seed|s)?[_-]?\d*)?$", re.IGNORECASE)  # says less than the folder
+# a file name that says less than its folder's does
+_NO_NAME = re.compile(r"(?:train|submission|results|top_k_seeds|record|log)(?:[_-]?(?:seed|s)?[_-]?\d*)?$", re.IGNORECASE)
 _STATES = ("text", "split_sha256", "window", "stride", "documents", "drop_tail")
 
 
