@@ -75,7 +75,7 @@ class Import:
     package: str
     target: str | None
     line: int
-    is_lazy: bool  # inside a function: it runs only when that function does
+    is_lazy: bool  # inside a function, so that it runs only when that function does, or for type checkers alone
 
 
 def folder_of(path: str) -> str:
@@ -98,6 +98,12 @@ def resolve(dotted: str) -> str:
 
 
 def imports(source: str) -> Iterator[Import]:
+    def later(node: ast.AST) -> bool:
+        """Whether what stands in `node` does not run on import. An `if TYPE_CHECKING:` with an else counts as run: one of them is."""
+        if isinstance(node, ast.If):
+            return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
+        return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
     def walk(node: ast.AST, is_lazy: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
@@ -110,7 +116,7 @@ def imports(source: str) -> Iterator[Import]:
             for name in names:
                 package = name.partition(".")[0]
                 yield Import(package, resolve(name) if package == "bitsperbyte" else None, child.lineno, is_lazy)
-            yield from walk(child, is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+            yield from walk(child, is_lazy or later(child))
 
     yield from walk(ast.parse(source), False)
 
@@ -273,6 +279,8 @@ BREAKS: list[tuple[Rule, str, str]] = [
     (bundled_modules_need_little, "golf/codecs.py", "import zstandard"),
     (pydantic_stays_at_the_edge, "golf/plan.py", "from pydantic import BaseModel"),
     (heavy_packages_are_imported_where_used, "text/hub.py", "import huggingface_hub"),
+    (heavy_packages_are_imported_where_used, "text/hub.py", "if DEBUG:\n    import matplotlib"),
+    (heavy_packages_are_imported_where_used, "text/hub.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import matplotlib"),
     (nothing_read_is_executed, "golf/artifact.py", "import pickle"),
     (nothing_read_is_executed, "golf/artifact.py", "import torch\ntorch.load('x')"),
     (nothing_read_is_executed, "golf/artifact.py", "from torch import load"),
@@ -299,6 +307,7 @@ HOLDS: list[tuple[Rule, str, str]] = [
     (light_folders_never_load_torch, "cli/golf.py", "def f():\n    from bitsperbyte.golf.session import train"),
     (bundled_modules_need_little, "golf/codecs.py", "import zlib\ndef f():\n    import zstandard"),
     (bundled_modules_need_little, "golf/evaluate.py", "import torch\nfrom bitsperbyte.metric.bpb import Score"),
+    (heavy_packages_are_imported_where_used, "text/hub.py", "if TYPE_CHECKING:\n    from matplotlib.axes import Axes"),
     (pydantic_stays_at_the_edge, "golf/config.py", "from pydantic import BaseModel"),
     (nothing_read_is_executed, "golf/train.py", "model.eval()\ntorch.compile(model)\nnp.load('x', allow_pickle=False)"),
     (only_the_metric_knows_ln2, "metric/bpb.py", "x = loss / math.log(2)"),
@@ -423,7 +432,7 @@ def test_help_is_quick_because_it_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom bitsperbyte.__main__ import guarded, run_command\n"
         "code = guarded(lambda: run_command(['--help']))\n"
-        "heavy = {'torch', 'scipy', 'pyarrow', 'huggingface_hub'} & set(sys.modules)\n"
+        "heavy = {'torch', 'scipy', 'pyarrow', 'huggingface_hub', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\nsys.exit(code)"
     )
     done = run_python(code, cwd=tmp_path)

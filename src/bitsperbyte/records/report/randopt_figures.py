@@ -165,7 +165,8 @@ def ensemble_plot(run: Run) -> Plot | str:
 
     what = (f"Bars are {constant('95%')} intervals (Wilson's), of random ensembles the range of the draws." if answers else
             "The bar of the random mixtures is the range of the draws. Lower is better.")
-    return Plot(f"ensemble{run.number}", "Result against the number of members", "Result on the test set against the number of members K, with the controls",
+    return Plot(f"ensemble{run.number}", "Result against the number of members",
+                "Result on the test set against the number of members K, with the controls",
                 f"The result that counts is at K = {shown(run.at('/randopt/ensemble/k'))}, fixed before the run; other sizes were looked at "
                 f"afterwards. {what} The controls are of that K.", (360, 400), draw)
 
@@ -212,7 +213,8 @@ def transfer_plot(run: Run) -> Plot | str:
         between = f", {constant('95%')} interval [{shown(ends[0], '+.2f')}, {shown(ends[1], '+.2f')}]" if ends[0].known and ends[1].known else ""
         rank = (f" Over the {shown(run.at('/randopt/spearman/num'))} members of the control pool, which nobody selected, Spearman's rank "
                 f"correlation of {text_of(run)} is {shown(rho, '+.2f')}{between}.")
-    return Plot(f"transfer{run.number}", "Does the reward foretell the test set?", "Train reward against the result on the test set, member by member",
+    return Plot(f"transfer{run.number}", "Does the reward foretell the test set?",
+                "Train reward against the result on the test set, member by member",
                 f"Each mark is a member alone; a larger one stands for several at the same place.{rank} The best by reward lie right because "
                 "they were chosen for it.", (360, 380), draw)
 
@@ -236,10 +238,10 @@ def progress_plot(run: Run) -> Plot | str:
 
         [axis] = canvas.panels(1)
         width = canvas.sheet.width // 2
-        axis.plot(*thin(seconds, rewards, width), linestyle="none", marker="o", markersize=3.5, markerfacecolor="none", markeredgecolor=canvas.colour("soft"))
+        member = {"linestyle": "none", "marker": "o", "markersize": 3.5, "markerfacecolor": "none", "markeredgecolor": canvas.colour("soft")}
+        axis.plot(*thin(seconds, rewards, width), **member)
         axis.plot(*thin(seconds, best, width), color=canvas.colour(0), linewidth=1.8, drawstyle="steps-post")
-        handles = [Line2D([], [], linestyle="none", marker="o", markersize=3.5, markerfacecolor="none", markeredgecolor=canvas.colour("soft")),
-                   Line2D([], [], color=canvas.colour(0), linewidth=1.8)]
+        handles = [Line2D([], [], **member), Line2D([], [], color=canvas.colour(0), linewidth=1.8)]
         if base.known:
             handles.append(axis.axhline(base.value, color=canvas.colour(1), linestyle=(0, (4, 2)), linewidth=1.5))
         axis.set_xlabel("time of the search (s)")

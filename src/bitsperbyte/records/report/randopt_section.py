@@ -146,8 +146,8 @@ def _differences(run: Run, pointer: str, rows: Sequence[Any]) -> str:
         better = row.high < 0 if row.difference is None else row.low > 0
         worse = row.low > 0 if row.difference is None else row.high < 0
         says = "better" if better else "worse" if worse else "no difference shown"
-        cells: list[Cell | str] = [f"{escaped(NAMES.get(row.a, row.a))} less {escaped(NAMES.get(row.b, row.b))}", number(difference, form, scale=scale),
-                                   interval(at("low"), at("high"), form, scale=scale), says]
+        cells: list[Cell | str] = [f"{escaped(NAMES.get(row.a, row.a))} less {escaped(NAMES.get(row.b, row.b))}",
+                                   number(difference, form, scale=scale), interval(at("low"), at("high"), form, scale=scale), says]
         if not of_text:
             cells += [number(at("only_a")), number(at("only_b")), number(at("p_mcnemar"), ".3g")]
         made.append(cells)
@@ -241,8 +241,8 @@ def _held_out(run: Run) -> str:
                      interval(run.at(f"{drawn}/low"), run.at(f"{drawn}/high"), ".4f") + f" of {shown(run.at(f'{drawn}/num_mixtures'))} draws"])
     digest = run.at("/randopt/heldout/slice_sha256")
     named = (f"{text(run.at('/randopt/heldout/slice'))}{f', <code>{text(digest, length=12)}</code>' if digest.known else ''}: windows of "
-             f"{shown(run.at('/randopt/heldout/context'))}, {shown(run.at('/randopt/heldout/base/bytes_per_token'), '.3f')} bytes a token. No reward saw "
-             "this text. A mixture is never worse than its mean member, whoever is in it: hold it against the random mixtures.")
+             f"{shown(run.at('/randopt/heldout/context'))}, {shown(run.at('/randopt/heldout/base/bytes_per_token'), '.3f')} bytes a token. No "
+             "reward saw this text. A mixture is never worse than its mean member, whoever is in it: hold it against the random mixtures.")
     differences = _differences(run, "/randopt/heldout/differences", held.differences) if held.differences else ""
     return f"{title}<p>{named}</p>{table(['', 'bits per byte', 'range'], rows)}{differences}"
 
