@@ -75,12 +75,12 @@ def check_evaluation(model: GolfModel, tokens: np.ndarray, tokenizer: Tokenizer,
     nats = float(scored.nats.sum())
     num_bytes = int(tokenizer.table.target_bytes(stream[scored.positions - 1], stream[scored.positions]).sum())
     if (result.score.num_tokens, result.score.num_bytes) != (len(scored.positions), num_bytes):
-        return LegalityFinding("evaluation", False, f"the evaluation counts {result.score.num_tokens} tokens and {result.score.num_bytes} bytes where "
-                               f"the targets checked are {len(scored.positions)} and stand for {num_bytes}", None,
+        return LegalityFinding("evaluation", False, f"the evaluation counts {result.score.num_tokens} tokens and {result.score.num_bytes} "
+                               f"bytes where the targets checked are {len(scored.positions)} and stand for {num_bytes}", None,
                                float(abs(result.score.num_bytes - num_bytes)))
     if not abs(result.score.nats - nats) <= MAX_SUM_ERROR * nats:
-        return LegalityFinding("evaluation", False, f"the evaluation sums {result.score.nats:.6f} nats where the targets checked have {nats:.6f}", None,
-                               abs(result.score.nats - nats))
+        return LegalityFinding("evaluation", False, f"the evaluation sums {result.score.nats:.6f} nats where the targets checked have "
+                               f"{nats:.6f}", None, abs(result.score.nats - nats))
     return LegalityFinding("evaluation", True, f"the evaluation's sums are those of the predictions checked: {len(scored.positions)} tokens, "
                            f"{num_bytes} bytes, {nats:.2f} nats ({protocol.describe()})")
 

@@ -87,7 +87,8 @@ def _golf_table(g: GolfView, plain: bool) -> Table:
     if "total" in g.bytes:
         b = g.bytes
         cap = f" of {b['cap']:,}, {b['cap'] - b['total']:,} left" if "cap" in b else ""
-        table.add_row("bytes", f"{b['total']:,}{cap}" + (f"   ({b['weight']:,} weights + {b['code']:,} code)" if {"weight", "code"} <= set(b) else ""))
+        parts = f"   ({b['weight']:,} weights + {b['code']:,} code)" if {"weight", "code"} <= set(b) else ""
+        table.add_row("bytes", f"{b['total']:,}{cap}{parts}")
     elif "cap" in g.bytes:
         table.add_row("bytes", f"known when the artifact is written; the cap is {g.bytes['cap']:,}")
     return table
