@@ -373,3 +373,30 @@ def test_several_seeds_are_several_runs(bpb, home: Path, tmp_path: Path) -> None
     records = [read_record(tmp_path / f"seed_{seed}") for seed in (1, 2)]
     assert [record.seed for record in records] == [1, 2] and records[0].scores[0].nats != records[1].scores[0].nats
     assert all(f"tiny, seed {seed}" in out for seed in (1, 2))
+
+
+# -- legal ------------------------------------------------------------------------------------------------------------
+
+
+def test_legal_prints_each_check_and_its_exit_code_says_whether_one_failed(bpb, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--window", 24, "--cuts", 4, "--text", text)
+    code, out, _ = bpb("golf", "legal", run, *options)
+    assert code == 0
+    for check in ("state", "coverage", "causality", "normalisation", "batch", "isolation", "bytes", "evaluation"):
+        assert re.search(rf"\W{check}\W+(passed|not checked): ", out), (check, out)
+    code, out, _ = bpb("golf", "legal", run, *options, "--json")
+    made = json.loads(out)
+    assert (code, made["failed"]) == (0, []) and {f["check"] for f in made["findings"]} >= {"causality", "bytes"}
+    import bitsperbyte.golf.model as golf_model
+    honest = golf_model.GolfModel.hidden
+    monkeypatch.setattr(golf_model.GolfModel, "hidden", lambda self, tokens: honest(self, tokens).flip(1))  # sees all but the first token
+    code, out, _ = bpb("golf", "legal", run, *options)
+    assert code == 1 and re.search(r"\Wcausality\W+FAILED: ", out)
+    assert "causality" in json.loads(bpb("golf", "legal", run, *options, "--json")[1])["failed"]
+
+
+def test_legal_refuses_in_one_sentence(bpb, run: Path, tmp_path: Path, text: Path) -> None:
+    assert "no such artifact" in refused(bpb("golf", "legal", tmp_path / "none"))
+    assert "not both" in refused(bpb("golf", "legal", run, "--text", text, "--data", tmp_path))
+    (run / "artifact.bpb").write_bytes(b"BPB")
+    assert "artifact.bpb" in refused(bpb("golf", "legal", run, "--text", text))
