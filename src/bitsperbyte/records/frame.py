@@ -36,7 +36,7 @@ class Frame:
             head += chart(view.golf.loss_curve, options.max_width, CHART_ROWS, "loss", plain)
         if view.randopt:
             head += _randopt_parts(view.randopt, options.max_width, plain)
-        overflow = "ellipsis" if self.height is not None else "ignore"
+        overflow = ("crop" if plain else "ellipsis") if self.height is not None else "ignore"  # an ellipsis is not ASCII
         lines = [Text(_shown(line), style="dim", no_wrap=True, overflow=overflow) for line in view.log]
         if self.height is not None:
             used = sum(len(console.render_lines(part, options, pad=False)) for part in head)
@@ -66,31 +66,31 @@ def _golf_table(g: GolfView, plain: bool) -> Table:
     table = _table()
     of = f" of {g.max_steps:,}" if g.max_steps else ""
     tokens = f"   {g.tokens:,} tokens" if g.tokens else ""
-    table.add_row("step", f"{g.step:,}{of}{tokens}" if g.step else "before the first step")
+    _row(table, "step", f"{g.step:,}{of}{tokens}" if g.step else "before the first step")
     if g.loss is not None:
-        table.add_row("loss", f"{g.loss_mean:.4f}   (last step {g.loss:.4f})")
+        _row(table, "loss", f"{g.loss_mean:.4f}   (last step {g.loss:.4f})")
     if g.val_bpb is not None:
-        table.add_row("val bpb", f"{g.val_bpb:.4f} at step {g.val_step:,}")
+        _row(table, "val bpb", f"{g.val_bpb:.4f} at step {g.val_step:,}")
     if g.step_ms is not None:
-        table.add_row("speed", f"{g.step_ms:,.1f} ms a step" + (f", {g.tokens_per_s:,.0f} tokens/s" if g.tokens_per_s else ""))
+        _row(table, "speed", f"{g.step_ms:,.1f} ms a step" + (f", {g.tokens_per_s:,.0f} tokens/s" if g.tokens_per_s else ""))
     if g.lr_scale is not None:
         rates = ", ".join(f"{name} {rate:.4g}" for name, rate in g.learning_rates.items())
-        table.add_row("lr", f"x {g.lr_scale:.3f}" + (f"   {rates}" if rates else ""))
+        _row(table, "lr", f"x {g.lr_scale:.3f}" + (f"   {rates}" if rates else ""))
     share = max([g.elapsed_s / g.budget_s if g.budget_s else 0.0, g.step / g.max_steps if g.max_steps else 0.0])
     limit = f" of {g.budget_s:,.0f} s" if g.budget_s else ""
     left = f", {duration(g.left_s)} left" if g.left_s else ""
-    table.add_row("budget", f"{bar(share, 30, plain)} {g.elapsed_s:,.1f}{limit}{' s' * (not g.budget_s)} used{left}")
+    _row(table, "budget", f"{bar(share, 30, plain)} {g.elapsed_s:,.1f}{limit}{' s' * (not g.budget_s)} used{left}")
     if g.num_resumes:
-        table.add_row("resumed", f"{g.num_resumes} time{'s' * (g.num_resumes > 1)}, {g.num_lost_steps:,} steps trained again")
+        _row(table, "resumed", f"{g.num_resumes} time{'s' * (g.num_resumes > 1)}, {g.num_lost_steps:,} steps trained again")
     for label, bpb in g.scores.items():
-        table.add_row("score", f"{bpb:.4f} bpb, {_shown(label.replace('_', ' '))}")
+        _row(table, "score", f"{bpb:.4f} bpb, {_shown(label.replace('_', ' '))}")
     if "total" in g.bytes:
         b = g.bytes
         cap = f" of {b['cap']:,}, {b['cap'] - b['total']:,} left" if "cap" in b else ""
         parts = f"   ({b['weight']:,} weights + {b['code']:,} code)" if {"weight", "code"} <= set(b) else ""
-        table.add_row("bytes", f"{b['total']:,}{cap}{parts}")
+        _row(table, "bytes", f"{b['total']:,}{cap}{parts}")
     elif "cap" in g.bytes:
-        table.add_row("bytes", f"known when the artifact is written; the cap is {g.bytes['cap']:,}")
+        _row(table, "bytes", f"known when the artifact is written; the cap is {g.bytes['cap']:,}")
     return table
 
 
@@ -100,29 +100,29 @@ def _golf_table(g: GolfView, plain: bool) -> Table:
 def _randopt_parts(r: RandOptView, width: int, plain: bool) -> list[Text | Table]:
     table = _table()
     done = r.num_rows.get("search", 0)
-    table.add_row("phase", _PHASES.get(r.phase, _shown(r.phase)) if r.phase else "before the first row")
+    _row(table, "phase", _PHASES.get(r.phase, _shown(r.phase)) if r.phase else "before the first row")
     share = done / r.population if r.population else 0.0
     left = f", {duration(r.left_s)} left" if r.left_s else ""
-    table.add_row("seeds", f"{bar(share, 30, plain)} {done:,}" + (f" of {r.population:,}" if r.population else "") + left)
+    _row(table, "seeds", f"{bar(share, 30, plain)} {done:,}" + (f" of {r.population:,}" if r.population else "") + left)
     if r.seeds_per_s is not None:
-        table.add_row("speed", f"{r.seeds_per_s:.3g} seeds/s, {r.tokens_per_s:,.0f} tokens/s")
+        _row(table, "speed", f"{r.seeds_per_s:.3g} seeds/s, {r.tokens_per_s:,.0f} tokens/s")
     if r.base_reward is not None:
-        table.add_row("base", f"reward {r.base_reward:.4f}")
+        _row(table, "base", f"reward {r.base_reward:.4f}")
     if r.best is not None:
-        table.add_row("best", f"reward {r.best['reward']:.4f}   (seed {r.best['seed']}, sigma {r.best['sigma']:g})")
+        _row(table, "best", f"reward {r.best['reward']:.4f}   (seed {r.best['seed']}, sigma {r.best['sigma']:g})")
     if r.truncated_share is not None:
-        table.add_row("truncated", f"{100 * r.truncated_share:.1f}% of the answers")
+        _row(table, "truncated", f"{100 * r.truncated_share:.1f}% of the answers")
     others = [f"{_PHASES.get(phase, _shown(phase))} {num:,}" for phase, num in r.num_rows.items() if phase not in ("base_train", "search")]
     if others:
-        table.add_row("also run", ", ".join(others))
-    table.add_row("time", f"{duration(r.elapsed_s)} in rows")
+        _row(table, "also run", ", ".join(others))
+    _row(table, "time", f"{duration(r.elapsed_s)} in rows")
     if r.result:
-        table.add_row("result", _shown(r.result))
+        _row(table, "result", _shown(r.result))
     parts: list[Text | Table] = [table]
     if r.per_sigma:
         sigmas = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("sigma", "seeds", "mean reward", "best", "above base"):
-            sigmas.add_column(name, justify="right")
+            sigmas.add_column(name, justify="right", overflow="crop" if plain else "ellipsis")
         for s in r.per_sigma:
             error = f" ± {s.standard_error:.4f}" if s.standard_error is not None else ""
             sigmas.add_row(f"{s.sigma:g}", f"{s.num:,}", f"{s.mean:.4f}{error.replace('±', '+-') if plain else error}", f"{s.best:.4f}",
@@ -151,9 +151,13 @@ def histogram(values: Sequence[float], num_bins: int) -> list[int]:
 
 def _table() -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", width=9)
+    table.add_column(style="dim", width=9, overflow="crop")
     table.add_column(overflow="fold")
     return table
+
+
+def _row(table: Table, name: str, value: str) -> None:
+    table.add_row(name, Text(value))  # as Text, for in a bare string rich would take a file's brackets for markup
 
 
 def bar(share: float, width: int, plain: bool) -> str:

@@ -90,8 +90,9 @@ class Canvas:
         if top is not None:
             axis.set_ylim(top.low, top.high)
             over = top.above(ys)
-            axis.plot(xs[over], [top.high] * int(over.sum()), linestyle="none", marker="^", markersize=7, color=colour, clip_on=False,
-                      zorder=5)
+            if over.any():  # an empty line counts as a point at (0, 0), which the layout would make room for wherever that lies
+                axis.plot(xs[over], [top.high] * int(over.sum()), linestyle="none", marker="^", markersize=7, color=colour, clip_on=False,
+                          zorder=5)
 
     def legend(self, names: Sequence[Value], *, marked: bool = False) -> None:
         """Names of the series 0, 1, ... above the panels; nothing for a single one."""

@@ -76,7 +76,7 @@ def loss_plot(runs: Sequence[Run]) -> Plot | str:
     beyond = _beyond(runs, [run.steps for run in runs], "loss", top.high, "losses", "nats")
     return Plot("loss", "Training loss", "Training loss against steps and against seconds",
                 f"The loss of each step's own batch, before that step changed the weights; a line as wide as a pixel shows its lowest and "
-                f"highest step. It ends at {ends}.{beyond}", (330, 560), draw)
+                f"highest step. It ends at {ends}.{beyond}", (330, 640), draw)
 
 
 def _called(runs: Sequence[Run], run: Run) -> str:
@@ -128,7 +128,7 @@ def bpb_plot(runs: Sequence[Run]) -> Plot | str:
     beyond = _beyond(runs, rows, "val_bpb", top.high, "values", "bits per byte")
     return Plot("bpb", "Validation in training", "Bits per byte of the validation text against steps and against seconds",
                 f"Bits per byte of the validation text in non-overlapping windows, of the weights before quantisation."
-                f"{left_out}{unequal}{beyond}", (330, 560), draw)
+                f"{left_out}{unequal}{beyond}", (330, 640), draw)
 
 
 def gap_plot(runs: Sequence[Run]) -> Plot | str:
@@ -154,8 +154,9 @@ def gap_plot(runs: Sequence[Run]) -> Plot | str:
             refused.append(f"{letter(place)} has no validation in common with {letter(0)}")
     if not curves:
         return f"The gap to {letter(0)} is not drawn: {'; '.join(refused)}."
-    top_step = limits([tuple(zip(*common, strict=True)) for _, common, _ in curves if common])
-    top_seconds = limits([tuple(zip(*within, strict=True)) for _, _, within in curves if within])
+    zero = ([0.0], [0.0])  # the line of the first run belongs to the picture
+    top_step = limits([zero, *(tuple(zip(*common, strict=True)) for _, common, _ in curves if common)])
+    top_seconds = limits([zero, *(tuple(zip(*within, strict=True)) for _, _, within in curves if within)])
 
     def draw(canvas: Canvas) -> None:
         left, right = canvas.panels(2)
@@ -172,7 +173,7 @@ def gap_plot(runs: Sequence[Run]) -> Plot | str:
     said = f" Not drawn: {'; '.join(refused)}." if refused else ""
     return Plot("gap", f"Gap to {letter(0)}", f"Validation bits per byte less those of run {letter(0)}, against steps and seconds",
                 f"Validation in training less that of {letter(0)}; below zero is better than {letter(0)}. Left at equal steps, where both were "
-                f"validated; right at equal seconds, {letter(0)} taken between its two nearest validations on a straight line.{said}", (300, 520),
+                f"validated; right at equal seconds, {letter(0)} taken between its two nearest validations on a straight line.{said}", (300, 560),
                 draw)
 
 
@@ -201,7 +202,7 @@ def pace_plot(runs: Sequence[Run]) -> Plot | str:
     beyond = _beyond(runs, [run.steps for run in runs], "step_ms", top.high, "steps", "ms") if top else ""
     return Plot("pace", "Learning rate and step time", "Learning rate and milliseconds of a step against steps",
                 f"Left: the learning rate as a share of the full one; where it falls is the warmdown. Right: what each step took; half of them "
-                f"took at most, and {constant('95%')} at most: {pace}.{beyond}", (300, 520), draw)
+                f"took at most, and {constant('95%')} at most: {pace}.{beyond}", (300, 560), draw)
 
 
 def ledger_parts(run: Run) -> list[tuple[str, Value]]:
@@ -273,7 +274,7 @@ def position_plot(runs: Sequence[Run]) -> Plot | str:
     """Loss by how many tokens of context a target had."""
     found = [(place, run, row) for place, run in enumerate(runs) if (row := position_row(run))]
     if not found:
-        return ("No score states its loss by position (runs before record version 2 did not measure it), so it is not drawn."
+        return ("No score states its loss by position, so it is not drawn: older runs did not measure it."
                 if any(run.record.scores for run in runs) else "Nothing was scored, so the loss by position is not drawn.")
     key = found[0][2][1].evaluation_key
     drawn = [(place, run, row) for place, run, (_, row) in found if row.evaluation_key == key]

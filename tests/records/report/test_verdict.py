@@ -1,0 +1,40 @@
+"""What intervals show, in words: a gain only where no control explains it."""
+
+import itertools
+
+import pytest
+
+from bitsperbyte.records.report.verdict import PERTURBING, SELECTION, judge
+
+ABOVE, ACROSS, BELOW = (0.01, 0.05), (-0.01, 0.05), (-0.05, -0.01)
+
+
+def test_a_gain_needs_every_control_beaten() -> None:
+    """All combinations of base and two controls, against the definition."""
+    for base, one, two in itertools.product([ABOVE, ACROSS, BELOW, None], [ABOVE, ACROSS, BELOW, None], [ABOVE, ACROSS, BELOW, None]):
+        kind = judge(base, {SELECTION: one, PERTURBING: two}).kind
+        if base is None:
+            expected = "unknown"
+        elif base is BELOW:
+            expected = "worse"
+        elif base is ACROSS:
+            expected = "none"
+        elif {one, two} & {ACROSS, BELOW}:
+            expected = "explained"
+        elif None in (one, two):
+            expected = "uncontrolled"
+        else:
+            expected = "gain"
+        assert kind == expected, (base, one, two)
+
+
+@pytest.mark.parametrize("edge", [(0.0, 0.1), (-0.1, 0.0)])
+def test_an_interval_that_touches_zero_shows_nothing(edge: tuple[float, float]) -> None:
+    assert judge(edge, {}).kind == "none"
+    assert judge(ABOVE, {SELECTION: (0.0, 0.1)}).kind == "explained"
+
+
+def test_reasons_name_each_control_once() -> None:
+    made = judge(ABOVE, {SELECTION: ACROSS, PERTURBING: None, "random_mixture": ABOVE})
+    assert len(made.reasons) == len(set(made.reasons)) == 3
+    assert all(reason[0].isupper() and reason.endswith(".") for reason in made.reasons)
