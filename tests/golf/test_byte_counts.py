@@ -39,15 +39,15 @@ def changed(table: ByteTable, **columns: np.ndarray) -> ByteTable:
 @pytest.mark.parametrize("kind", ["pieces", "bytes"])
 def test_right_counts_pass(kind: str, pieces: SentencePieceTokenizer) -> None:
     tokenizer = pieces if kind == "pieces" else ByteTokenizer()
-    name, ok, detail, *_ = check_bytes(tokenizer, TEXTS, tokenizer.table, Counting(tokenizer, tokenizer.table.target_bytes))
-    assert (name, ok) == ("bytes", True) and f"{len(TEXTS) + len(PROBES)} documents" in detail
-    assert "the table's" in detail and "the scorer counts the same in" in detail
-    _, ok, detail, *_ = check_bytes(tokenizer, TEXTS, None, Counting(tokenizer, None))
-    assert ok is True and "scorer" not in detail, "what was not counted is not said to be right"
+    found = check_bytes(tokenizer, TEXTS, tokenizer.table, Counting(tokenizer, tokenizer.table.target_bytes))
+    assert (found.check, found.ok) == ("bytes", True) and f"{len(TEXTS) + len(PROBES)} documents" in found.detail
+    assert "the table's" in found.detail and "the scorer counts the same in" in found.detail
+    found = check_bytes(tokenizer, TEXTS, None, Counting(tokenizer, None))
+    assert found.ok is True and "scorer" not in found.detail, "what was not counted is not said to be right"
 
 
 def test_a_tokenizer_is_needed(pieces: SentencePieceTokenizer) -> None:
-    assert check_bytes(None, TEXTS, None, Counting(pieces, None))[1] is None
+    assert check_bytes(None, TEXTS, None, Counting(pieces, None)).ok is None
 
 
 WRONG = {  # the ways in which public trainers have counted wrongly: each a table made of the right one
@@ -61,12 +61,12 @@ WRONG = {  # the ways in which public trainers have counted wrongly: each a tabl
 def test_wrong_counts_are_caught_where_they_begin(wrong: str, pieces: SentencePieceTokenizer) -> None:
     table = WRONG[wrong](pieces.table)
     for arguments in ((table, Counting(pieces, None)), (None, Counting(pieces, table.target_bytes))):
-        _, ok, detail, position, off = check_bytes(pieces, TEXTS, *arguments)
-        assert ok is False and "which stands for" in detail and "\n" not in detail
-        assert position is not None and off is not None
+        found = check_bytes(pieces, TEXTS, *arguments)
+        assert found.ok is False and "which stands for" in found.detail and "\n" not in found.detail
+        assert found.change is not None
         streams = [np.array([pieces.bos_id, *pieces.encode(text)]) for text in (*TEXTS, *PROBES)]
         differs = [np.flatnonzero(table.target_bytes(s[:-1], s[1:]) != pieces.table.target_bytes(s[:-1], s[1:])) for s in streams]
-        assert position in {int(d[0]) + 1 for d in differs if len(d)}
+        assert found.position in {int(d[0]) + 1 for d in differs if len(d)}
 
 
 def test_one_token_counted_twice_by_a_scorer_is_caught(pieces: SentencePieceTokenizer) -> None:
@@ -75,11 +75,11 @@ def test_one_token_counted_twice_by_a_scorer_is_caught(pieces: SentencePieceToke
         counted[5] += 1
         return counted
 
-    _, ok, _, position, off = check_bytes(pieces, TEXTS, None, Counting(pieces, count))
-    assert (ok, position, off) == (False, 6, 1)
+    found = check_bytes(pieces, TEXTS, None, Counting(pieces, count))
+    assert (found.ok, found.position, found.change) == (False, 6, 1)
 
 
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     lossy = train_sentencepiece(TEXTS, 330, tmp_path)
-    _, ok, detail, *_ = check_bytes(lossy, ["a\tb \r\n " * 30], None, Counting(lossy, None))
-    assert ok is False and "normaliser" in detail
+    found = check_bytes(lossy, ["a\tb \r\n " * 30], None, Counting(lossy, None))
+    assert found.ok is False and "normaliser" in found.detail

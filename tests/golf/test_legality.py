@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitsperbyte.golf.findings import failed
-from bitsperbyte.golf.legality import TOLERANCES, LegalityFinding, assert_legal, check_legal
+from bitsperbyte.golf.findings import LegalityFinding, failed
+from bitsperbyte.golf.legality import TOLERANCES, assert_legal, check_legal
 from bitsperbyte.golf.model import GolfModel, ModelConfig
 from bitsperbyte.golf.scorers import Scored
 
@@ -159,6 +159,35 @@ class Remembering(nn.Module):
         return out
 
 
+class LearningOnce(nn.Module):
+    """Learns from its first evaluation, and changes nothing afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = golf_model()
+        self.register_buffer("met", torch.zeros(VOCAB))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out = network(self.model)(tokens) + 1e-3 * self.met
+        if not self.met.any():
+            self.met.copy_(torch.bincount(tokens.flatten(), minlength=VOCAB))
+        return out
+
+
+class Caching(nn.Module):
+    """Honest: keeps a table that grows to the longest window that it met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = golf_model()
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if len(self.table) < tokens.shape[1]:
+            self.table = torch.arange(tokens.shape[1]).cos()
+        return network(self.model)(tokens) + self.table[: tokens.shape[1], None]
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -240,6 +269,7 @@ CHEATS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "normalised over the batch": (BatchNorm, {}, "batch"),
     "remembers in a buffer": (lambda: Remembering(used=True), {}, "state"),
     "writes a buffer it does not use yet": (lambda: Remembering(used=False), {}, "state"),
+    "learns in its first evaluation only": (LearningOnce, {}, "state"),
     "remembers in a dict": (lambda: Counting(before=False, kept=True), {"adapts": True}, "state"),
     "draws random numbers": (lambda: Dropping().train(), {}, "state"),
     "log-probabilities without their normaliser": (lambda: network(golf_model()), {"outputs": "log_probs"}, "normalisation"),
@@ -276,6 +306,7 @@ def test_the_honest_parts_of_the_cheats_are_legal() -> None:
     assert_legal(Own(plain), **QUICK)
     assert_legal(lambda tokens: network(golf_model())(tokens), **QUICK)
     assert_legal(Dropping().eval(), **QUICK)
+    assert_legal(Caching(), **QUICK)
 
 
 def test_a_leak_is_found_at_its_place() -> None:

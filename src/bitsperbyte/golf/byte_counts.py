@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bitsperbyte.golf.findings import LegalityFinding
 from bitsperbyte.golf.scorers import Scorer, evaluation
 from bitsperbyte.text.tokenizers import Prover, SentencePieceTokenizer, Tokenizer
 
@@ -17,16 +18,14 @@ MAX_DOCUMENTS = 1_000
 SCORED_CHARS = 300  # of each of SCORED_DOCUMENTS, for scorers that count bytes themselves
 SCORED_DOCUMENTS = 8
 
-Verdict = tuple[str, bool | None, str, int | None, float | None]  # as of LegalityFinding
-
 # What byte counts must survive: spaces at each end and in runs, characters outside any vocabulary, each kind of UTF-8 length
 PROBES = (" a  b ", "a b c", "\u4e2d \u6587 x", "na\u00efve caf\u00e9 \U0001f40d \U0001f40d", "x\u00a0y", "tab\tnew\nline")
 
 
-def check_bytes(tokenizer: Tokenizer | None, texts: Iterable[str] | None, table: Any, scorer: Scorer) -> Verdict:
+def check_bytes(tokenizer: Tokenizer | None, texts: Iterable[str] | None, table: Any, scorer: Scorer) -> LegalityFinding:
     """The finding of `texts` (at most the first 1,000) and of a few made to be awkward."""
     if tokenizer is None:
-        return "bytes", None, "no tokenizer was given, so that bytes cannot be counted", None, None
+        return LegalityFinding("bytes", None, "no tokenizer was given, so that bytes cannot be counted")
     given = list(islice(texts or (), MAX_DOCUMENTS))
     streams = []
     try:
@@ -42,12 +41,12 @@ def check_bytes(tokenizer: Tokenizer | None, texts: Iterable[str] | None, table:
             awkward.add(text, ids)
             streams.append(_stream(tokenizer, ids))
     except ValueError as error:
-        return "bytes", False, str(error), None, None
+        return LegalityFinding("bytes", False, str(error))
     proof = f"counted bytes are those of the decoded text in {len(streams)} documents"
     if table is not None:
         for number, stream in enumerate(streams, 1):
             if wrong := _compare(tokenizer, stream, np.asarray(table.target_bytes(stream[:-1], stream[1:])), "the table"):
-                return "bytes", False, f"{wrong[0]} (document {number} of {len(streams)})", wrong[1], wrong[2]
+                return LegalityFinding("bytes", False, f"{wrong[0]} (document {number} of {len(streams)})", *wrong[1:])
         proof += ", and the table's"
     counted = 0
     for text in (*given[:SCORED_DOCUMENTS], *PROBES):
@@ -60,9 +59,9 @@ def check_bytes(tokenizer: Tokenizer | None, texts: Iterable[str] | None, table:
         claimed = np.zeros(len(stream) - 1, np.int64)
         np.add.at(claimed, scored.positions - 1, scored.num_bytes)
         if wrong := _compare(tokenizer, stream, claimed, "the scorer"):
-            return "bytes", False, wrong[0], wrong[1], wrong[2]
+            return LegalityFinding("bytes", False, *wrong)
         counted += 1
-    return "bytes", True, proof + (f"; the scorer counts the same in {counted}" if counted else ""), None, None
+    return LegalityFinding("bytes", True, proof + (f"; the scorer counts the same in {counted}" if counted else ""))
 
 
 def _stream(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:

@@ -27,6 +27,15 @@ class Finding:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class LegalityFinding(Finding):
+    """position: the first target, in its stream, at which the check failed. change: the largest change seen, in nats (of a sum of
+    probabilities: how far from 1; of bytes: bytes)."""
+
+    position: int | None = None
+    change: float | None = None
+
+
 def failed(findings: Iterable[Finding]) -> list[Finding]:
     """Those that failed; one that could not be made has not."""
     return [finding for finding in findings if finding.ok is False]

@@ -9,7 +9,8 @@ import numpy as np
 from bitsperbyte.golf.artifact import read_artifact
 from bitsperbyte.golf.devices import pick_device
 from bitsperbyte.golf.evaluate import Protocol, evaluate
-from bitsperbyte.golf.legality import LegalityFinding, check_legal
+from bitsperbyte.golf.findings import LegalityFinding
+from bitsperbyte.golf.legality import check_legal
 from bitsperbyte.golf.model import GolfModel
 from bitsperbyte.golf.scorers import NetworkScorer
 from bitsperbyte.golf.session import ARTIFACT

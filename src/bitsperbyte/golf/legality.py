@@ -3,7 +3,7 @@
 Shapes: S streams of an evaluation, n tokens of one, N targets scored, V vocabulary.
 
 Each check changes what a legal scorer cannot see and looks for any change in what it answers. docs/golf.md says what each proves
-and what none can. `assert_legal` is for the tests of whoever writes a model; golf/legal.py puts an artifact through the same.
+and what none can. `assert_legal` is for the tests of whoever writes a model; golf/legal_artifact.py puts an artifact through the same.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from torch import nn
 
 from bitsperbyte.golf.byte_counts import check_bytes
 from bitsperbyte.golf.evaluate import Protocol
-from bitsperbyte.golf.findings import Finding, failed
+from bitsperbyte.golf.findings import LegalityFinding, failed
 from bitsperbyte.golf.probes import Case, Changes, Text, cases, choose_cuts, differences, later_tokens, made_up_tokens, unaffected
 from bitsperbyte.golf.scorers import NetworkScorer, Scorer, as_scorer, evaluation, state_digests
 
@@ -39,15 +39,6 @@ class Tolerance:
 
 
 TOLERANCES = {"float32": Tolerance(1e-6, 1e-3, 1e-4), "bfloat16": Tolerance(1e-6, 0.25, 5e-3)}
-
-
-@dataclass(frozen=True)
-class LegalityFinding(Finding):
-    """position: the first target, in its stream, at which the check failed. change: the largest change seen, in nats (of a sum of
-    probabilities: how far from 1; of bytes: bytes)."""
-
-    position: int | None = None
-    change: float | None = None
 
 
 def assert_legal(model: Any, **settings: Any) -> list[LegalityFinding]:
@@ -92,8 +83,7 @@ def check_legal(model: Any, *, vocab_size: int | None = None, window: int = 64, 
                         ("isolation", lambda: check_isolation(scorer, text, short, limits, adapts, documents)),
                         ("bytes", lambda: check_bytes(tokenizer, texts, table, scorer))):
         say(name)
-        found = check()
-        findings.append(found if isinstance(found, LegalityFinding) else LegalityFinding(*found))
+        findings.append(check())
     return findings
 
 
@@ -112,15 +102,16 @@ def _tolerance(model: Any, precision: str | None) -> Tolerance:
 
 
 def check_state(scorer: Scorer, text: Text, short: int, limits: Tolerance, adapts: bool, owner: Any) -> LegalityFinding:
-    """Score A, B, A: the second A must equal the first, and (unless it adapts) nothing that the scorer holds may have changed."""
-    before = state_digests(owner)
+    """Score A, B, A, B: each must equal itself, and (unless it adapts) the second pair may change nothing that the scorer holds. What the
+    first pair changes may be a cache that fills; where it is more, the scores differ."""
     a, b = ([text.stream(short) for _ in range(2)] for _ in range(2))
-    first = evaluation(scorer, a)
-    evaluation(scorer, b)
-    again = evaluation(scorer, a)
+    first = [evaluation(scorer, streams) for streams in (a, b)]
+    before = state_digests(owner)
+    again = [evaluation(scorer, streams) for streams in (a, b)]
     seen = Changes()
     for one, two in zip(first, again, strict=True):
-        seen.compare(one, two)
+        for earlier, later in zip(one, two, strict=True):
+            seen.compare(earlier, later)
     changed = [name for name, digest in state_digests(owner).items() if before.get(name, digest) != digest]
     if seen.worst > limits.same:
         return _fail("state", seen, limits.same, f"scoring a text a second time, with another between, changes its log-probabilities by up to "

@@ -35,7 +35,7 @@ code { font: 0.9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: a
 .scroll { overflow-x: auto; margin: 12px 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
 th, td { text-align: left; vertical-align: top; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--rule); font-weight: 400; }
-thead th { font-weight: 600; } tbody th { color: var(--soft); }
+thead th { font-weight: 600; } tbody th { color: var(--soft); min-width: 7.5rem; }
 .number { text-align: right; white-space: nowrap; }
 td { min-width: 5rem; }
 figure { margin: 0; } figcaption { max-width: 76ch; font-size: 0.92rem; margin-top: 6px; }

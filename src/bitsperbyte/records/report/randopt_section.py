@@ -47,7 +47,7 @@ def _summary(runs: Sequence[Run]) -> str:
         ["ensemble", *columns(runs, lambda run: _result(run, "/randopt/ensemble/test"))],
         *([[f"ensemble less that of {letter(0)}", "", *(_gap(runs[0], run) for run in runs[1:])]] if len(runs) > 1 else []),
         ["search", *columns(runs, lambda run: f"{shown(run.at('/randopt/throughput/search/seconds'), ',.1f')} s")],
-        ["in all", *columns(runs, lambda run: f"{shown(run.at('/phases_s/total'), ',.1f')} s")],
+        ["in all", *(number(run.at("/phases_s/total"), ",.1f", unit="s") for run in runs)],
     ]
     return table(["", *heads(runs)], rows)
 
