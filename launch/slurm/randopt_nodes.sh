@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=bpb-randopt-nodes
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=08:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#
+# A RandOpt run over several nodes: a Ray cluster of the job's nodes, and the search on the first of them. As many workers as the GPUs
+# have room for share one population; a node that is lost gives its seeds back.
+#
+#     sbatch --nodes=4 launch/slurm/randopt_nodes.sh configs/randopt/standard_8xh100_qwen72b.yaml runs/standard [--set model.path=DIR ...]
+#
+# The model must lie where every node finds it; RUN_DIR is written by the first node alone.
+set -euo pipefail
+config=${1:?usage: sbatch randopt_nodes.sh CONFIG RUN_DIR [options of bpb randopt run]}
+run_dir=${2:?usage: sbatch randopt_nodes.sh CONFIG RUN_DIR [options of bpb randopt run]}
+shift 2
+
+bin=${BIN:-.venv/bin}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address="$first:${PORT:-6379}"
+
+srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" start --head --port="${PORT:-6379}" --include-dashboard=false \
+  --disable-usage-stats --block &
+for _ in $(seq 60); do
+  if srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" status --address="$address" >/dev/null 2>&1; then break; fi
+  sleep 2
+done
+if (( SLURM_NNODES > 1 )); then
+  srun --nodes=$(( SLURM_NNODES - 1 )) --ntasks=$(( SLURM_NNODES - 1 )) --exclude="$first" --overlap "$bin/ray" start --address="$address" \
+    --disable-usage-stats --block &
+fi
+
+resume=()
+if [[ -f "$run_dir/identity.json" ]]; then resume=(--resume); fi
+
+status=0
+srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/bpb" randopt run "$config" --run-dir "$run_dir" \
+  --set workers.count=null --set "workers.address=$address" "${resume[@]}" "$@" || status=$?
+jobs -p | xargs --no-run-if-empty kill 2>/dev/null || true
+exit "$status"
