@@ -11,7 +11,7 @@ import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -85,9 +85,14 @@ class Perturber:
         self._timer = _SwitchTimer(self._live[0].device)
 
     @property
+    def pieces(self) -> list[Piece]:
+        """What noise is added to."""
+        return [piece for _, piece in self._where]
+
+    @property
     def num_perturbed(self) -> int:
         """Elements that noise is added to."""
-        return sum(piece.num_elements for _, piece in self._where)
+        return sum(piece.num_elements for piece in self.pieces)
 
     def perturb(self, seed: int, sigma: float) -> None:
         """Make the live weights round(base + sigma * z(seed)), whatever they were. Every `verify_every` switches the base is checked
@@ -134,15 +139,17 @@ class Perturber:
                     f"{min(self._num_switches, self._verify_every)}, may have been evaluated with wrong weights; load the model again"
                 )
 
-    def effective_rms(self, sigma: float, seed: int) -> list[dict[str, Any]]:
+    def effective_rms(self, sigma: float, seed: int, only: Collection[Piece] | None = None) -> list[dict[str, Any]]:
         """What `perturb` writes, by group of tensors (names with their numbers as *): name, num_elements, base_rms, requested_rms (of
-        sigma * z), effective_rms (of what rounding left of it), share_unchanged. Leaves the live weights alone, but for base "none",
-        which must reset them to know the base."""
+        sigma * z), effective_rms (of what rounding left of it), share_unchanged. `only` counts these pieces and no others. Leaves the live
+        weights alone, but for base "none", which must reset them to know the base."""
         if self._base_kind == "none":
             self.reset()
         sums: dict[str, list[torch.Tensor]] = {}
         sizes: dict[str, int] = {}
         for (i, piece), row in zip(self._where, self._levels_of(sigma), strict=True):
+            if only is not None and piece not in only:
+                continue
             group = re.sub(r"(?<![^.])\d+(?![^.])", "*", piece.name)
             sizes[group] = sizes.get(group, 0) + piece.num_elements
             levels = torch.from_numpy(row).to(self._live[i].device)

@@ -52,10 +52,23 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if name != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
-def load_checkpoint(section: ModelSection, device: torch.device, say: Callable[[str], None]) -> Checkpoint:
-    """The model on `device`, in evaluation mode and without gradients. ValueError, in a sentence, for whatever cannot be loaded."""
+@dataclass(frozen=True)
+class Files:
+    """Where a checkpoint lies: the folder, its weight files, the commit on the hub, and how transformers is told to read it."""
+
+    folder: Path
+    weights: list[Path]
+    revision: str | None
+    options: dict[str, Any]
+
+    def tokenizer_files(self) -> list[Path]:
+        return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
+
+
+def find_checkpoint(section: ModelSection, say: Callable[[str], None]) -> Files:
+    """The files of `section.path`, fetched from the hub where it names a model there. ValueError, in a sentence, for whatever cannot be
+    used: other formats, quantised weights, files that are missing."""
     assert section.path is not None, "a model without a path is golf's"
-    dtype = DTYPES[section.dtype] if section.dtype != "auto" else torch.bfloat16 if device.type == "cuda" else torch.float32
     path = Path(section.path).expanduser()
     revision = None
     if path.suffix == ".gguf":
@@ -70,17 +83,28 @@ def load_checkpoint(section: ModelSection, device: torch.device, say: Callable[[
         files, options = _weight_files(folder, section.path), {"use_safetensors": True}
     _refuse_quantised(folder, section.path, options)
     options["trust_remote_code"] = section.trust_remote_code
-    stored = None if "gguf_file" in options else {name for file in files for name in tensor_names(file)}
-    tokenizer = _load_tokenizer(folder, options, section.path)
-    model = _load_model(folder, options, dtype, section.path)
+    return Files(folder, files, revision, options)
+
+
+def load_checkpoint(section: ModelSection, device: torch.device, say: Callable[[str], None]) -> Checkpoint:
+    """The model on `device`, in evaluation mode and without gradients. ValueError, in a sentence, for whatever cannot be loaded."""
+    found = find_checkpoint(section, say)
+    stored = None if "gguf_file" in found.options else {name for file in found.weights for name in tensor_names(file)}
+    tokenizer = load_tokenizer(found, section.path)
+    model = _load_model(found.folder, found.options, live_dtype(section, device), section.path)
     names = checkpoint_names(model, stored)
     model.to(device).eval().requires_grad_(False)
-    weights = files_sha256(files, say)
-    if "gguf_file" in options:
+    weights = files_sha256(found.weights, say)
+    if "gguf_file" in found.options:
         tokenizer_sha256 = hashlib.sha256(_serialised(tokenizer).encode()).hexdigest()
     else:
-        tokenizer_sha256 = files_sha256([folder / name for name in TOKENIZER_FILES if (folder / name).is_file()], say)
-    return Checkpoint(model, tokenizer, names, section.path, revision, folder, weights, tokenizer_sha256)
+        tokenizer_sha256 = files_sha256(found.tokenizer_files(), say)
+    return Checkpoint(model, tokenizer, names, section.path, found.revision, found.folder, weights, tokenizer_sha256)
+
+
+def live_dtype(section: ModelSection, device: torch.device) -> torch.dtype:
+    """The type that weights are kept in."""
+    return DTYPES[section.dtype] if section.dtype != "auto" else torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def checkpoint_names(model: nn.Module, stored: set[str] | None) -> dict[str, str]:
@@ -106,6 +130,11 @@ def checkpoint_names(model: nn.Module, stored: set[str] | None) -> dict[str, str
 
 def tensor_names(path: Path) -> list[str]:
     """Names of the tensors in a safetensors file, from its header. ValueError for a damaged one."""
+    return list(tensor_shapes(path))
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a safetensors file, from its header. ValueError for a damaged one."""
     with path.open("rb") as file:
         start = file.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
@@ -113,8 +142,8 @@ def tensor_names(path: Path) -> list[str]:
     try:
         if len(header) != size:
             raise ValueError("the header is cut off")
-        return [name for name in json.loads(header) if name != "__metadata__"]
-    except ValueError as error:
+        return {name: tuple(facts["shape"]) for name, facts in json.loads(header).items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: fetch it again") from error
 
 
@@ -185,9 +214,11 @@ def _sentence(source: str, what: str) -> Iterator[None]:
         raise ValueError(f"transformers cannot load {what} of {source}: {text[:300]}") from error
 
 
-def _load_tokenizer(folder: Path, options: dict[str, Any], source: str) -> Any:
+def load_tokenizer(files: Files, source: str) -> Any:
+    """The tokenizer beside the weights. ValueError where there is none, or transformers cannot load it."""
     from transformers import AutoTokenizer
 
+    folder, options = files.folder, files.options
     if "gguf_file" not in options and not any((folder / name).is_file() for name in TOKENIZER_FILES if name != "tokenizer_config.json"):
         raise ValueError(f"{source} has no tokenizer: put the files of the one it was trained with (tokenizer.json) beside its weights")
     with _sentence(source, "the tokenizer"):

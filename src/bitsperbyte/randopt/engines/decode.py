@@ -9,7 +9,7 @@ Shapes: B rows of the running batch, R rows of the cache, V vocabulary, N prompt
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -116,7 +116,7 @@ class Decoder:
         context, or where not even one row fits the memory."""
         if not prompt_ids:
             return []
-        limits = [self._limit(i, ids, sampling.max_new_tokens) for i, ids in enumerate(prompt_ids)]
+        limits = limits_of(prompt_ids, sampling.max_new_tokens, self.model.max_positions)
         self._make_room(len(prompt_ids), max(len(ids) + n for ids, n in zip(prompt_ids, limits, strict=True)), max(limits))
         run = _Run(self, prompt_ids, limits, sampling)
         with torch.inference_mode():
@@ -144,15 +144,6 @@ class Decoder:
         if not self.graphs:
             return num_active
         return min(s for s in self._sizes if s >= num_active)
-
-    def _limit(self, index: int, ids: Sequence[int], max_new_tokens: int) -> int:
-        room = self.model.max_positions - len(ids)
-        if not ids:
-            raise ValueError(f"prompt {index} has no token: give it some text, or use a tokenizer that puts a BOS first")
-        if room < 1:
-            raise ValueError(f"prompt {index} has {len(ids)} tokens, and the model takes {self.model.max_positions} positions: nothing is "
-                             "left to generate in; shorten the prompt or use a model with a longer context")
-        return min(max_new_tokens, room)
 
     def _make_room(self, num_sequences: int, num_positions: int, width: int) -> None:
         """Buffers for these sequences, or as many of them as the memory holds; those of earlier calls are used where they suffice."""
@@ -357,18 +348,38 @@ class _Run:
         return any(stop in text for stop in self.sampling.stop)
 
     def _answer(self, prompt: int) -> Generation:
-        ids = self.ids[prompt]
-        ended = ids[-1] in self.decoder.eos_ids
-        text = self.decoder.text_of(ids)
-        if self.sampling.stop and any(stop in text for stop in self.sampling.stop):
-            low, high = 1, len(ids)  # the fewest tokens that complete a stop text, whatever was generated after it
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if self._contains_stop(ids[:middle]) else (middle + 1, high)
-            ids, ended = ids[:low], True
-            text = self.decoder.text_of(ids)
-            text = text[: min(found for stop in self.sampling.stop if (found := text.find(stop)) >= 0)]
-        return Generation(text, tuple(ids), len(self.prompt_ids[prompt]), len(ids), not ended)
+        return answer_of(self.ids[prompt], len(self.prompt_ids[prompt]), self.sampling, self.decoder.eos_ids, self.decoder.text_of)
+
+
+def limits_of(prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, max_positions: int) -> list[int]:
+    """Tokens that each answer may have. ValueError for a prompt without a token, or one that leaves none for the answer."""
+    for index, ids in enumerate(prompt_ids):
+        if not ids:
+            raise ValueError(f"prompt {index} has no token: give it some text, or use a tokenizer that puts a BOS first")
+        if len(ids) >= max_positions:
+            raise ValueError(f"prompt {index} has {len(ids)} tokens, and the model takes {max_positions} positions: nothing is "
+                             "left to generate in; shorten the prompt or use a model with a longer context")
+    return [min(max_new_tokens, max_positions - len(ids)) for ids in prompt_ids]
+
+
+def answer_of(ids: Sequence[int], num_prompt_tokens: int, sampling: Sampling, eos_ids: Collection[int],
+              text_of: Callable[[Sequence[int]], str]) -> Generation:
+    """The answer in generated ids, cut at the first stop text: with the fewest tokens that complete one, whatever was generated after."""
+
+    def has_stop(ids: Sequence[int]) -> bool:
+        text = text_of(ids)
+        return any(stop in text for stop in sampling.stop)
+
+    ended, text = ids[-1] in eos_ids, text_of(ids)
+    if any(stop in text for stop in sampling.stop):
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if has_stop(ids[:middle]) else (middle + 1, high)
+        ids, ended = ids[:low], True
+        text = text_of(ids)
+        text = text[: min(found for stop in sampling.stop if (found := text.find(stop)) >= 0)]
+    return Generation(text, tuple(ids), num_prompt_tokens, len(ids), not ended)
 
 
 def _rounded(size: int) -> int:

@@ -13,6 +13,7 @@ from bitsperbyte.randopt.engines.base import Engine
 ENGINES = {
     "native": "bitsperbyte.randopt.engines.native",
     "golf": "bitsperbyte.randopt.engines.golf",
+    "vllm": "bitsperbyte.randopt.engines.vllm",
 }
 
 
