@@ -82,10 +82,15 @@ def test_work_of_the_7b_standard_by_hand(repo_dir: Path) -> None:
 def test_the_72b_standard_is_split_over_its_gpus(repo_dir: Path) -> None:
     made = plan(named(repo_dir, "standard_8xh100_qwen72b"))
     assert made.memory.parts["weights"] == -(-2 * 72_706_203_648 // 8)
-    assert made.memory.parts["cache"] == 200 * (1280 * 2 * 80 * 8 * 128 * 2 // 8) and made.memory.fits
-    assert "vllm is not in this version" in made.warnings[0]
+    assert made.memory.parts["cache"] == 200 * ((150 + 1024) * 2 * 80 * 8 * 128 * 2 // 8) and made.memory.fits
+    assert made.memory.parts["logits when scoring"] == 3 * 4 * 2048 * 152_064 and made.memory.parts["captured graphs"] == GRAPHS_BYTES
+    assert made.memory.total_bytes <= 79 * GIB and made.warnings == []
+    assert "engine of vllm" in dict(made.rows())["engines"] and "8 GPUs" in dict(made.rows())["engines"]
+    assert any("pinned CPU memory" in w for w in plan(named(repo_dir, "standard_8xh100_qwen72b", "hardware.tensor_parallel=4")).warnings)
     one = plan(named(repo_dir, "standard_8xh100_qwen72b", "hardware.num_gpus=1", "hardware.tensor_parallel=1"))
     assert one.memory.fits is False and any("raise hardware.tensor_parallel" in w for w in one.warnings)
+    native = plan(named(repo_dir, "standard_8xh100_qwen72b", "model.engine=native"))
+    assert "only the vllm engine splits a model over GPUs" in native.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ import torch
 from bitsperbyte.randopt.config import ModelSection, RandOptConfig, TaskSection
 from bitsperbyte.randopt.engines.decode import PREFILL_TOKENS, WIDTH_STEP
 from bitsperbyte.randopt.engines.native import LOGIT_BYTES, SOFTMAX_BYTES
-from bitsperbyte.randopt.engines.registry import ENGINES, engine_name
+from bitsperbyte.randopt.engines.registry import engine_name
+from bitsperbyte.randopt.engines.vllm_memory import GRAPHS_BYTES, plan_vllm
 from bitsperbyte.randopt.tasks.registry import open_task
 
 GIB = 2**30
@@ -32,7 +33,6 @@ BYTES_PER_TOKEN = 4.5  # of English text under vocabularies of 50,000 to 150,000
 DOCUMENT_TOKENS = 1_000  # of a document whose text is not at hand
 ARITHMETIC_DOCUMENT_TOKENS = 10  # held-out documents of the arithmetic task are one question and its answer, by characters
 MODEL_FLOPS_SHARE = 0.5  # of the peak that a forward pass reaches
-GRAPHS_BYTES = round(0.59 * GIB)  # recorded for 51 captured decode steps of a 7B model
 HOST_BYTES_PER_S = 40e9  # pinned memory to GPU over PCIe 5; 25 to 55 GB/s are seen
 SAMPLING_BYTES = 28  # a logit when sampled: float32 logits and, in float64, probabilities, their sorted copy and their sums
 
@@ -155,6 +155,7 @@ class Plan:
     title: str
     shape: ModelShape
     memory: Memory
+    engines: str
     seed: SeedTime | None
     phases: list[Phase]
     assumptions: list[str]
@@ -180,6 +181,7 @@ class Plan:
         """The plan as a table for a person."""
         shape, memory = self.shape, self.memory
         rows = [("model", f"{shape.num_parameters:,} parameters, {shape.num_layers} layers ({shape.source})")]
+        rows.append(("engines", self.engines))
         where = "memory" if memory.available_bytes is None else "memory a GPU"
         rows += [(f"{where}, {name}", _size(size)) for name, size in memory.parts.items()]
         if memory.pinned_bytes:
@@ -219,7 +221,7 @@ def plan(config: RandOptConfig) -> Plan:
                      cache=shape.cache_bytes(itemsize), gpu=gpu, num_gpus=config.hardware.tensor_parallel,
                      num_sequences=max(1, memory.num_sequences), pinned=memory.pinned_bytes > 0)
 
-    return Plan(f"plan of {config.name}", shape, memory, seed_time(work), _phases(config, work, seed_time),
+    return Plan(f"plan of {config.name}", shape, memory, _engines(config), seed_time(work), _phases(config, work, seed_time),
                 _assumptions(config, work, gpu), _warnings(config, memory, gpu))
 
 
@@ -283,6 +285,8 @@ def plan_memory(config: RandOptConfig, shape: ModelShape, positions: int) -> Mem
     place = config.noise.base
     if place == "auto":  # as the native engine decides, with the weights loaded
         place = "pinned" if available is not None and 3 * weights > available else "device"
+    if available is not None and engine_name(config.model) == "vllm":
+        return _vllm_memory(config, shape, positions, weights, available)
     parts = {"weights": weights, "base weights": weights if place == "device" else 0}
     num_sequences, row = 0, 0
     if positions:
@@ -304,6 +308,20 @@ def plan_memory(config: RandOptConfig, shape: ModelShape, positions: int) -> Mem
     tokens = max(PREFILL_TOKENS[device] if positions else 0, decode.score_tokens if config.heldout.enabled or not positions else 0)
     parts["activations"] = tokens * (2 * shape.mlp_width + 4 * shape.width) * itemsize
     pinned = weights * split if place == "pinned" else 0
+    return Memory({name: size for name, size in parts.items() if size}, pinned, num_sequences, positions, available)
+
+
+def _vllm_memory(config: RandOptConfig, shape: ModelShape, positions: int, weights: int, available: int) -> Memory:
+    """As the vLLM engine plans it: a share of each GPU is vLLM's, of which the cache gets what weights and a forward pass leave."""
+    scores = config.heldout.enabled or not positions
+    itemsize, base = _itemsize(config), config.noise.base
+    planned = plan_vllm(available, weights, shape.vocab_size, base=base, scores=scores, graphs=config.decode.graphs != "off")
+    row = positions * shape.cache_bytes(itemsize) // min(config.hardware.tensor_parallel, shape.num_kv_heads)
+    wanted = max(config.task.num_train, config.task.num_test)
+    num_sequences = min(wanted, config.decode.max_sequences or wanted, max(0, planned.cache_bytes) // row) if row else 0
+    activations = planned.batched_tokens * (2 * shape.mlp_width + 4 * shape.width) * itemsize
+    parts = {"weights": weights, **planned.parts, "cache": num_sequences * row, "activations": activations}
+    pinned = weights * config.hardware.tensor_parallel if planned.base == "pinned" else 0
     return Memory({name: size for name, size in parts.items() if size}, pinned, num_sequences, positions, available)
 
 
@@ -402,12 +420,22 @@ def _assumptions(config: RandOptConfig, work: Work, gpu: Gpu | None) -> list[str
     return texts
 
 
+def _engines(config: RandOptConfig) -> str:
+    """How many engines, on how many GPUs each."""
+    hardware, name = config.hardware, engine_name(config.model)
+    if hardware.gpu is None or config.model.device == "cpu":
+        return f"one engine of {name}, on a CPU" if config.model.device == "cpu" else f"one engine of {name}"
+    num, split = hardware.num_gpus // hardware.tensor_parallel, hardware.tensor_parallel
+    return f"{num} engine{'s' if num > 1 else ''} of {name}, {'each on ' if num > 1 else 'on '}{split} GPU{'s' if split > 1 else ''}"
+
+
 def _warnings(config: RandOptConfig, memory: Memory, gpu: Gpu | None) -> list[str]:
-    hardware, engine, warnings = config.hardware, config.model.engine, []
-    if engine != "auto" and engine not in ENGINES:
-        warnings.append(f"model.engine {engine} is not in this version, which has {', '.join(ENGINES)}: the config cannot be run yet")
-    elif hardware.num_gpus > 1:
-        warnings.append(f"hardware.num_gpus is {hardware.num_gpus}, and the engines of this version run on one GPU")
+    hardware, warnings = config.hardware, []
+    if hardware.tensor_parallel > 1 and engine_name(config.model) != "vllm":
+        warnings.append(f"hardware.tensor_parallel is {hardware.tensor_parallel}, and only the vllm engine splits a model over GPUs: set "
+                        "model.engine to vllm, or hardware.tensor_parallel to 1")
+    elif hardware.num_gpus > hardware.tensor_parallel:
+        warnings.append(f"hardware.num_gpus is {hardware.num_gpus}: the times are those of one engine, on {hardware.tensor_parallel}")
     wanted = min(max(config.task.num_train, config.task.num_test), config.decode.max_sequences or config.task.num_test)
     if memory.fits is False:
         warnings.append(f"does not fit: {_what_to_change(config, memory)}")

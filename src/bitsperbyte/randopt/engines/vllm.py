@@ -9,6 +9,7 @@ last is the one token that the request must generate anyway, which is told to be
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.util
 import os
@@ -59,10 +60,15 @@ class VllmEngine:
     """Engine over a model of vLLM. `llm` lives in this process; with several GPUs its workers are processes of their own."""
 
     def __init__(self, config: RandOptConfig, say: Callable[[str], None]) -> None:
+        if config.model.path is None or config.model.path.endswith(".bpb"):
+            raise ValueError("model.engine is vllm, and the model is a golf artifact, which vLLM does not run: set model.engine to auto")
         _require_vllm()
         self._config, self._say, self._source = config, say, str(config.model.path)
         self._world = config.hardware.tensor_parallel
         self._device = pick_device(config.model.device)
+        if self._device.type == "cuda" and (num := torch.cuda.device_count()) < self._world:
+            raise ValueError(f"hardware.tensor_parallel is {self._world}, and this process sees {num} GPU{'s' if num > 1 else ''}: lower it, or run "
+                             "where there are as many")
         if self._device.type == "cpu" and config.decode.graphs == "on":
             raise ValueError("decode.graphs is on, and CUDA graphs need a GPU, which this run does not use: set it to auto")
         self._files = find_checkpoint(config.model, say)
@@ -162,9 +168,9 @@ class VllmEngine:
         llm, self.llm = self.llm, None
         if llm is None:
             return
-        core = llm.llm_engine.engine_core
+        llm.llm_engine.engine_core.shutdown()
         del llm
-        core.shutdown()
+        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -172,13 +178,16 @@ class VllmEngine:
         """RuntimeError unless two seeds differ, what is decoded (in captured graphs, where there are any) is what reading the same tokens
         gives under each of them, and the base is the base again after a reset. Leaves the base."""
         sigma, prompts = max(self._config.noise.sigmas), sample_prompts(self._vocab_size)
-        before = self._probe(prompts)[0]
+        _, again, before = (self._probe(prompts)[0] for _ in range(3))  # the first is warm-up
+        repeats = float(np.abs(before - again).max())  # 0, unless this device does not repeat itself
+        if self._config.noise.base == "none":
+            repeats = TOLERANCE[self._dtype]  # such a reset subtracts, and is said to be inexact
         by_seed = []
         for seed in SEEDS:
             self.perturb(seed, sigma)
-            read, decoded, again = self._probe(prompts)
-            by_seed.append(read)
-            error = float(np.abs(decoded - again).max())
+            prompt_logs, decoded, read = self._probe(prompts)
+            by_seed.append(prompt_logs)
+            error = float(np.abs(decoded - read).max())
             if not error <= TOLERANCE[self._dtype]:
                 raise RuntimeError(f"self-test: under seed {seed} the log-probabilities of decoded tokens differ from those of the same tokens when "
                                    f"they are read by {error:.2g} nats: vLLM's captured decode does not compute with the current weights; set "
@@ -190,9 +199,9 @@ class VllmEngine:
         if not np.abs(by_seed[0] - by_seed[1]).max() > 0.0:
             raise RuntimeError(f"self-test: seeds {SEEDS[0]} and {SEEDS[1]} give equal log-probabilities, so the noise does not reach the weights "
                                "that the model computes with: a larger sigma, or other patterns in noise.include, may be needed")
-        if not np.array_equal(before, after):
+        if not np.abs(before - after).max() <= repeats:
             raise RuntimeError(f"self-test: after a seed and a reset the base gives other log-probabilities than before (by "
-                               f"{np.abs(before - after).max():.2g} nats): something of the seed's weights or cache is left")
+                               f"{np.abs(before - after).max():.2g} nats, where two runs of one model differ by {repeats:.2g}): something of the seed's weights or cache is left")
 
     def _probe(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-probabilities: of the prompts' tokens; of a few tokens decoded after them; of these when they are read."""
@@ -296,6 +305,7 @@ class VllmEngine:
         scores = self._config.heldout.enabled or self._config.task.name == "likelihood"
         memory = plan_vllm(total, -(-num * self._dtype.itemsize // self._world), self._vocab_size, base=self._config.noise.base, scores=scores,
                            graphs=self._graphs)
+        memory.require_cache()
         held = memory.cache_bytes // self._token_bytes()
         if held <= self._positions:
             self._say(f"the cache holds one sequence of at most {held:,} tokens of the model's {self._positions:,}: longer ones are refused")

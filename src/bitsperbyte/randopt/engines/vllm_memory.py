@@ -8,7 +8,8 @@ asked for.
 from dataclasses import dataclass
 from typing import Literal
 
-GRAPHS_BYTES = round(0.59 * 2**30)  # recorded for 51 captured decode steps of a 7B model
+GIB = 2**30
+GRAPHS_BYTES = round(0.59 * GIB)  # recorded for 51 captured decode steps of a 7B model
 LOGPROB_COPIES = 3  # float32 matrices of tokens by vocabulary that live at once: logits, their float32 form, log-softmax
 MARGIN = 0.03  # of the GPU: the driver's context, fragmentation, buffers of collectives
 BATCHED_TOKENS = 8_192  # tokens of one forward pass at most
@@ -28,12 +29,22 @@ class VllmMemory:
     weights_bytes: int
     cache_bytes: int
     parts: dict[str, int]
+    total_bytes: int
+
+    def require_cache(self) -> None:
+        """ValueError, with what to change, where nothing is left for a cache."""
+        if self.cache_bytes > 0:
+            return
+        change = "set noise.base to pinned, or split the model over more GPUs" if "base weights" in self.parts else "split it over more GPUs"
+        raise ValueError(f"the model takes {self.weights_bytes / GIB:.1f} GiB of a GPU of {self.total_bytes / GIB:.1f} GiB, what vLLM does not count "
+                         f"{sum(self.parts.values()) / GIB:.1f} GiB ({', '.join(self.parts)}), and nothing is left for a cache: {change} "
+                         "(hardware.tensor_parallel)")
 
 
 def plan_vllm(total_bytes: int, weights_bytes: int, vocab_size: int, *, base: str, scores: bool, graphs: bool) -> VllmMemory:
     """The plan for a GPU of `total_bytes` that holds `weights_bytes` of the model. `base` as noise.base: auto takes pinned CPU memory
-    where weights and base would leave less than a third. `scores`: whether documents are scored. ValueError where nothing is left for
-    a cache."""
+    where weights and base would leave less than a third. `scores`: whether documents are scored. Where nothing is left for a cache,
+    `cache_bytes` is not above 0."""
     place = base if base != "auto" else "pinned" if 3 * weights_bytes > total_bytes else "device"
     tokens = BATCHED_TOKENS
     if scores:
@@ -43,9 +54,4 @@ def plan_vllm(total_bytes: int, weights_bytes: int, vocab_size: int, *, base: st
              "logits when scoring": LOGPROB_COPIES * 4 * tokens * vocab_size if scores else 0, "kept free": int(MARGIN * total_bytes)}
     ours = total_bytes - sum(parts.values())
     cache = int(CACHE_SHARE * (ours - weights_bytes))
-    if cache <= 0:
-        change = "set noise.base to pinned, or split the model over more GPUs" if place == "device" else "split the model over more GPUs"
-        raise ValueError(f"the weights take {weights_bytes / 2**30:.1f} GiB of a GPU of {total_bytes / 2**30:.1f} GiB, the base copy and what "
-                         f"vLLM does not count {sum(parts.values()) / 2**30:.1f} GiB, and nothing is left for a cache: {change} "
-                         "(hardware.tensor_parallel)")
-    return VllmMemory(place, tokens, round(ours / total_bytes, 4), weights_bytes, cache, {k: v for k, v in parts.items() if v})
+    return VllmMemory(place, tokens, max(0.0, round(ours / total_bytes, 4)), weights_bytes, cache, {k: v for k, v in parts.items() if v}, total_bytes)
