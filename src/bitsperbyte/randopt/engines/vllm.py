@@ -201,7 +201,8 @@ class VllmEngine:
                                "that the model computes with: a larger sigma, or other patterns in noise.include, may be needed")
         if not np.abs(before - after).max() <= repeats:
             raise RuntimeError(f"self-test: after a seed and a reset the base gives other log-probabilities than before (by "
-                               f"{np.abs(before - after).max():.2g} nats, where two runs of one model differ by {repeats:.2g}): something of the seed's weights or cache is left")
+                               f"{np.abs(before - after).max():.2g} nats, where two runs of one model differ by {repeats:.2g}): something of "
+                               "the seed's weights or cache is left")
 
     def _probe(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-probabilities: of the prompts' tokens; of a few tokens decoded after them; of these when they are read."""
