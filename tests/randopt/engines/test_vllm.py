@@ -140,3 +140,14 @@ def test_windows_ask_for_every_target_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert [document.nats.tolist() for document in found] == [[2, 3, 4, 5, 6, 7, 8, 9], [], [7]]
     with pytest.raises(ValueError, match="at most 4"):
         engine.score(["2"], 5)
+
+
+def test_a_context_that_no_cache_holds_is_shortened_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, said = engine_over(FakeLLM([])), []
+    engine._say, engine._token_bytes, engine._positions = said.append, lambda: 1000, 4096
+    engine._shorten(1000 * (4096 + vllm.CACHE_SLACK))
+    assert engine._positions == 4096 and not said
+    engine._shorten(1000 * (4095 + vllm.CACHE_SLACK))
+    assert engine._positions == 4095 and "at most 4,095 tokens of the model's 4,096" in said[0]
+    with pytest.raises(ValueError, match="holds no sequence"):
+        engine._shorten(1000 * vllm.CACHE_SLACK)

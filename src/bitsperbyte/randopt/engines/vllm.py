@@ -30,7 +30,7 @@ from bitsperbyte.randopt.engines.decode import answer_of, limits_of
 from bitsperbyte.randopt.engines.forward import max_positions
 from bitsperbyte.randopt.engines.selftest import SEEDS, sample_prompts
 from bitsperbyte.randopt.engines.vllm_layout import total_squares
-from bitsperbyte.randopt.engines.vllm_memory import BATCHED_TOKENS, VllmMemory, plan_vllm
+from bitsperbyte.randopt.engines.vllm_memory import VllmMemory, plan_vllm
 from bitsperbyte.randopt.engines.vllm_worker import EXTENSION, keep_plain_weights
 
 # None of these is forced: what the environment sets is kept, but for the first, which scoring to the last position needs.
@@ -41,7 +41,9 @@ NEEDED_ARGUMENTS = ("worker_extension_cls", "enable_prefix_caching", "kv_cache_m
 # largest difference of a token's log-probability between decoding it and reading it, which use different kernels
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}
 MAX_SEQUENCES = 1024
-CPU_SEQUENCES = 64
+CPU_SEQUENCES, CPU_BATCHED_TOKENS = 64, 1024  # the logits of so many tokens of a prompt lie in memory at once when it is scored
+CPU_CACHE_SHARE = 0.25  # of the free memory at most
+CACHE_SLACK = 256  # positions beyond a sequence's own, for blocks that are partly filled
 
 
 def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> VllmEngine:
@@ -265,11 +267,15 @@ class VllmEngine:
 
         keep_plain_weights()  # for a worker in this process, where its module was imported before vLLM
         memory = self._memory
-        settings: dict[str, Any] = {"max_num_batched_tokens": BATCHED_TOKENS, "max_num_seqs": self._num_sequences()}
+        settings: dict[str, Any] = {"max_num_seqs": self._num_sequences()}
         if memory is None:
-            settings["kv_cache_memory_bytes"] = self._cpu_cache_bytes()
+            row = (self._positions + CACHE_SLACK) * self._token_bytes()
+            settings |= {"max_num_batched_tokens": CPU_BATCHED_TOKENS,
+                         "kv_cache_memory_bytes": min(self._cpu_bytes(), max(2, self._num_sequences()) * row)}
         else:
             settings |= {"max_num_batched_tokens": memory.batched_tokens, "gpu_memory_utilization": memory.utilization}
+        if self._world > 1:
+            settings["distributed_executor_backend"] = "mp"  # its processes are ours, also inside a worker of Ray
         self._say(f"starting vLLM on {self._world} {'CPU worker' if memory is None else 'GPU'}{'s' if self._world > 1 else ''}"
                   + ("" if memory is None else f", {memory.utilization:.0%} of each GPU's memory its own"))
         with _one_sentence(self._source):
@@ -300,6 +306,7 @@ class VllmEngine:
     def _plan_memory(self) -> VllmMemory | None:
         """None on a CPU. Shortens the context to what the cache holds."""
         if self._device.type == "cpu":
+            self._shorten(self._cpu_bytes())
             return None
         total = torch.cuda.get_device_properties(self._device).total_memory
         num = sum(int(np.prod(shape)) for shape in self._shapes.values())
@@ -307,11 +314,19 @@ class VllmEngine:
         memory = plan_vllm(total, -(-num * self._dtype.itemsize // self._world), self._vocab_size, base=self._config.noise.base, scores=scores,
                            graphs=self._graphs)
         memory.require_cache()
-        held = memory.cache_bytes // self._token_bytes()
-        if held <= self._positions:
-            self._say(f"the cache holds one sequence of at most {held:,} tokens of the model's {self._positions:,}: longer ones are refused")
-            self._positions = int(held) - 1
+        self._shorten(memory.cache_bytes)
         return memory
+
+    def _shorten(self, cache_bytes: int) -> None:
+        """Let no sequence be longer than a cache of so many bytes holds. ValueError where that is nothing worth having."""
+        held = cache_bytes // self._token_bytes() - CACHE_SLACK
+        if held >= self._positions:
+            return
+        if held < CACHE_SLACK:
+            raise ValueError(f"the memory that is left for the cache ({cache_bytes / 2**20:,.0f} MiB) holds no sequence: free some, or split the "
+                             "model over more GPUs (hardware.tensor_parallel)")
+        self._say(f"the cache holds one sequence of at most {held:,} tokens of the model's {self._positions:,}: longer ones are refused")
+        self._positions = held
 
     def _token_bytes(self) -> int:
         """Bytes of the cache of one token on one rank."""
@@ -322,15 +337,14 @@ class VllmEngine:
 
     def _num_sequences(self) -> int:
         task, decode = self._config.task, self._config.decode
-        return min(max(task.num_train, task.num_test), decode.max_sequences or (MAX_SEQUENCES if self._memory else CPU_SEQUENCES))
+        most = CPU_SEQUENCES if self._memory is None else min(MAX_SEQUENCES, self._memory.batched_tokens)
+        return min(max(task.num_train, task.num_test), decode.max_sequences or most, most)
 
-    def _cpu_cache_bytes(self) -> int:
-        """For as many full sequences as run at once, within a quarter of the free memory; vLLM needs room for at least one."""
+    def _cpu_bytes(self) -> int:
+        """What the cache of one rank may take on a CPU."""
         import psutil
 
-        row = (self._positions + 256) * self._token_bytes()
-        most = int(psutil.virtual_memory().available * min(self._config.decode.memory_share, 0.25)) // self._world
-        return max(2 * row, min(most, self._num_sequences() * row))
+        return int(psutil.virtual_memory().available * min(self._config.decode.memory_share, CPU_CACHE_SHARE)) // self._world
 
     def _device_name(self) -> str:
         return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
