@@ -167,6 +167,43 @@ def test_a_seed_against_its_own_log(tmp_path: Path) -> None:
     assert not unread[314] and not unread[999] and any("seed_results.42 states val_bpb 1.08118" in sentence for sentence in unread[42])
 
 
+def test_a_headline_may_be_of_any_log_and_its_mean_of_logs_that_are_not_here(tmp_path: Path) -> None:
+    """Totals and weights that the table states of one seed contradict no other seed's log; the mean of its own seeds is no contradiction."""
+    folder = seeds_folder(tmp_path)
+    table = json.loads((folder.path / "submission.json").read_text()) | {"bytes_total": 15_991_930, "bytes_model_quantized_brotli": 15_975_300}
+    folder.write("submission.json", table)
+    folder.write("train_seed314.log", (folder.path / "train_seed314.log").read_text().replace("15975300", "15975301").replace("15991930", "15991931"))
+    table["seed_results"]["314"]["artifact_bytes"] = 15_991_931
+    folder.write("submission.json", table)
+    assert [record.imported.unread for _, record in import_runs([folder.path], tmp_path / "out")] == [[], [], []]
+    for seed in (314, 999):
+        (folder.path / f"train_seed{seed}.log").unlink()
+    [(_, record)] = import_runs([folder.path], tmp_path / "one")
+    assert record.imported.unread == []
+    folder.write("submission.json", table | {"val_bpb": 1.0805, "bytes_model_quantized_brotli": 15_975_301})
+    [(_, record)] = import_runs([folder.path], tmp_path / "two")
+    assert len(record.imported.unread) == 2 and "15,975,301 bytes (weight_bytes)" in record.imported.unread[0]
+    table["seed_results"]["42"]["artifact_bytes"] = 15_991_929
+    folder.write("submission.json", table)
+    [(_, record)] = import_runs([folder.path], tmp_path / "three")
+    assert record.imported.unread == ["submission.json:seed_results.42 states 15,991,929 bytes, and the log 15,991,930, 15,975,300"]
+
+
+@pytest.mark.parametrize(("steps", "named"), [(13_780, False), (13_779, True)])
+def test_claimed_steps_against_the_log(folder: Folder, tmp_path: Path, steps: int, named: bool) -> None:
+    folder.write("submission.json", TABLE | {"step_stop": steps})
+    [(_, record)] = import_runs([folder.path], tmp_path / "out")
+    assert bool(record.imported.unread) == named and all("13,779 steps" in sentence for sentence in record.imported.unread)
+
+
+@pytest.mark.parametrize(("end", "window", "stride"), [
+    ("eval_seq_len:512 eval_stride:0", 512, None), ("seq_len:512 stride:64", 512, 64), ("", None, None)])
+def test_windows_of_a_score_are_those_of_its_line(folder: Folder, tmp_path: Path, end: str, window: int | None, stride: int | None) -> None:
+    log = folder.write("train_s7.log", LOG.replace("seed:1337\n", "") + f"final_z val_loss:2.0 val_bpb:1.1814 eval_time:5ms {end}".rstrip() + "\n")
+    [(_, record)] = import_runs([log], tmp_path / "out")
+    assert (record.imported.scores[-1].window, record.imported.scores[-1].stride, record.seed) == (window, stride, 7)
+
+
 def test_sizes_that_do_not_sum(tmp_path: Path) -> None:
     """2026-03-20_PaidPrefix counts a further file, so that code and weights are not the total."""
     log = tmp_path / "train.log"

@@ -207,6 +207,52 @@ def test_the_end_of_training_is_known_only_where_the_log_shows_it(text: str, ste
     assert parse_train_log(text).num_steps == steps
 
 
+RUN = """\
+step:1/900 train_loss:5.5000 train_time:30ms step_avg:30.00ms
+step:300/900 train_loss:3.1000 train_time:9000ms step_avg:30.00ms
+step:640/900 val_loss:2.4000 val_bpb:1.4211 train_time:19200ms step_avg:30.00ms
+stopping_early: wallclock_cap train_time:19200ms step:640/900
+Serialized model: 900 bytes
+"""  # no run's figures
+
+
+RULE = "=" * 100
+
+
+@pytest.mark.parametrize("between", ["", f"count = torch.zeros(())\n    total += float(count)\n\n{RULE}\nRunning Python 3.12\n{RULE}\n"])
+def test_a_console_text_and_the_log_after_it_are_one_run(between: str) -> None:
+    once, twice = parse_train_log(RUN), parse_train_log(RUN + between + RUN)
+    assert (twice.steps, twice.validations, twice.num_steps, twice.num_runs) == (once.steps, once.validations, 640, 1) and not twice.contradictions
+    for old, new in (("loss:3.1000", "loss:3.2000"), ("loss:5.5000", "loss:5.6000"), ("train_time:19200ms step_avg", "train_time:19300ms step_avg")):
+        other = parse_train_log(RUN + between + RUN.replace(old, new))
+        assert other.num_runs == 2 and other.num_steps is None, new
+
+
+@pytest.mark.parametrize(("before", "line", "settings"), [
+    ("final_eval_mode:sliding_window stride:32 batch_seqs:256", "final_x val_loss:2.0 val_bpb:1.2 eval_time:5ms",
+     {"stride": "32", "batch_seqs": "256"}),
+    ("final_eval_mode:sliding_window seq_len:512 stride:32", "final_x val_loss:2.0 val_bpb:1.2", {"seq_len": "512", "stride": "32"}),
+    ("final_eval_mode:standard", "final_x val_loss:2.0 val_bpb:1.2", {}),
+    ("eval_seq_len:512 (longer rotary base, 1025 tokens)", "final_x val_loss:2.0 val_bpb:1.2", {"eval_seq_len": "512"}),
+    ("final_eval_mode:sliding_window stride:32", "final_x val_loss:2.0 val_bpb:1.2 stride:8", {"stride": "8"}),  # its own line says more
+])
+def test_what_a_line_announces_of_the_next_score(before: str, line: str, settings: dict[str, str]) -> None:
+    log = parse_train_log(f"{RUN}{before}\n{line}\nfinal_x_exact val_loss:2.01 val_bpb:1.21\nlegal_y val_loss:2.0 val_bpb:1.2\n")
+    first, exact, other = log.finals
+    assert first.settings == settings and exact.settings.items() <= {**settings, "stride": "32"}.items() and other.settings == {}
+    assert not log.unread
+
+
+def test_windows_among_the_settings_are_no_scores_windows() -> None:
+    log = parse_train_log("eval_seq_len:512 eval_stride:64\neval_seq_len:512\n" + RUN + "final_x val_loss:2.0 val_bpb:1.2\n")
+    assert log.settings["eval_seq_len"] == "512" and log.finals[0].settings == {}
+
+
+def test_steps_after_the_end_of_training_are_named() -> None:
+    log = parse_train_log(RUN + "post_qat step:1 loss:2.1 elapsed:62ms\npost_qat step:2 loss:2.0 elapsed:99ms\npost_qat:done steps=2\n")
+    assert log.unread == ("post_qat step:1 loss:2.1 elapsed:62ms (and 1 more such lines)",) and log.num_steps == 640
+
+
 SCRIPT = 'import os\n\n\ndef main():\n'\
          '    log0(f"step:{step}/{n} val_loss:{loss:.4f} val_bpb:{bpb:.4f}")\n    # step:5/10 train_loss:9.9 train_time:1ms\n'
 

@@ -13,10 +13,12 @@ from bitsperbyte.records.published import Published, digits_of, implausible
 from bitsperbyte.run.log_lines import Final, ratio_contradictions
 from bitsperbyte.run.train_log import TrainLog, parse_train_log
 
-_SEED_IN_NAME = re.compile(r"seed_?(\d+)", re.IGNORECASE)
+_SEED_IN_NAME = re.compile(r"(?:seed|(?<![a-z])s)[_-]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _BPB, _LOSS = ("val_bpb", "bpb"), ("val_loss", "val_loss_nats")
 _TOTAL, _CODE = ("bytes_total", "total_bytes"), ("bytes_code", "code_bytes")
-_WEIGHTS = ("bytes_model", "bytes_model_compressed", "model_bytes", "weight_bytes")
+_WEIGHTS = ("bytes_model", "bytes_model_compressed", "model_bytes", "weight_bytes")  # or bytes_model_int6_zstd and its like
+_STEPS = ("step_stop", "steps", "num_steps", "steps_completed", "training_steps")
+_OF_EITHER = ("artifact_bytes", "bytes_total", "total_bytes")  # of one seed: the weights or the whole
 _MIB = 2**20
 Scored = tuple[str, Decimal | None, Decimal | None]  # label, nats a token, bits per byte
 
@@ -42,7 +44,9 @@ def _published(log: TrainLog, file: str | None, facts: dict[str, Any], table: st
     made.data = {"source": log.dataset, "vocab_size": log.vocab_size,
                  "tokenizer_name": PurePosixPath(log.tokenizer.replace("\\", "/")).name if log.tokenizer else None}
     made.training = _training(log)
-    made.artifact = _artifact(log, facts, made)
+    made.artifact = _artifact(log, facts, made, logs)
+    made.unread += _of_a_seed(log, facts, table, made.seed)
+    made.unread += _steps_against(facts, table, logs)
     made.metrics = _metrics(log, made.unread)
     made.scores = [_score(final, log) for final in _without_rounded([*log.diagnostics, *log.finals])]
     if log.validations and log.validations[-1].step == log.num_steps:
@@ -50,7 +54,7 @@ def _published(log: TrainLog, file: str | None, facts: dict[str, Any], table: st
         made.scores.insert(0, _score(Final("last_validation", last.val_loss, last.val_bpb), log))
     claims = list(_claims(facts, table, made.seed))
     made.scores += [_score(Final(label, loss, bpb), None) for label, loss, bpb in claims]
-    made.unread += list(_against_logs(claims, made.seed, log, logs, table))
+    made.unread += list(_against_logs(claims, facts, made.seed, log, logs, table))
     pairs = [(s.name, s.val_loss, s.val_bpb) for s in (*log.diagnostics, *log.finals)] + claims
     made.unread += [sentence for pair in pairs if (sentence := implausible(*pair))]
     made.figures = _figures(log, facts)
@@ -92,8 +96,38 @@ def _training(log: TrainLog) -> dict[str, Any]:
             "peak_memory_bytes": log.peak_memory_mib * _MIB if log.peak_memory_mib is not None else None}
 
 
-def _artifact(log: TrainLog, facts: dict[str, Any], made: Published) -> dict[str, Any] | None:
-    """Sizes that agree: weights and code that sum to a total of the same log, or the only ones that it gives."""
+def _steps_against(facts: dict[str, Any], table: str, logs: Sequence[TrainLog]) -> Iterator[str]:
+    """A claimed number of steps that none of the logs ends at, nor their mean."""
+    claimed = next((facts[name] for name in _STEPS if _is_count(facts.get(name))), None)
+    ends = [log.num_steps for log in logs]
+    if claimed is None or not ends or None in ends or claimed in ends or abs(fmean(ends) - claimed) < 1:
+        return
+    yield f"{table} states {claimed:,} steps, and the log ends at {', '.join(f'{end:,}' for end in ends)}"
+
+
+def _of_a_seed(log: TrainLog, facts: dict[str, Any], table: str, seed: int | None) -> Iterator[str]:
+    """The bytes claimed of this seed against its own log."""
+    known = [size.num_bytes for size in (*log.totals, *log.packed)]
+    for path, result in _results_by_seed(facts):
+        claimed = next((result[name] for name in _OF_EITHER if _is_count(result.get(name))), None)
+        if seed is not None and path.rpartition(".")[2] == str(seed) and claimed is not None and known and claimed not in known:
+            yield f"{table}:{path} states {claimed:,} bytes, and the log {', '.join(f'{n:,}' for n in known)}"
+
+
+def _results_by_seed(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(path ending in the seed, its results), however the table holds them."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            for name, result in value.items():
+                if isinstance(result, dict) and (match := re.fullmatch(r"(?:seed_?)?(\d+)", str(name))):
+                    yield f"{key}.{match[1]}", result
+        elif isinstance(value, list) and "seed" in str(key):
+            yield from ((f"{key}.{item['seed']}", item) for item in value if isinstance(item, dict) and item.get("seed") is not None)
+
+
+def _artifact(log: TrainLog, facts: dict[str, Any], made: Published, logs: Sequence[TrainLog]) -> dict[str, Any] | None:
+    """Sizes that agree: weights and code that sum to a total of the same log, or the only ones that it gives. The table may state those of
+    another log beside it."""
     weights, codes, totals = (list(dict.fromkeys(s.num_bytes for s in sizes)) for sizes in (log.packed, log.code, log.totals))
     sums = [(w, c) for w in weights for c in codes if w + c in totals]
     part: dict[str, Any] = {}
@@ -114,11 +148,14 @@ def _artifact(log: TrainLog, facts: dict[str, Any], made: Published) -> dict[str
     packed = packed or (log.packed[0] if len(log.packed) == 1 else None)
     if packed:
         part |= {"scheme": packed.scheme, "codec": packed.codec, "payload_bytes": packed.payload_bytes}
-    for key, names, known in (("total_bytes", _TOTAL, totals), ("code_bytes", _CODE, codes), ("weight_bytes", _WEIGHTS, weights)):
+    weight_names = [*_WEIGHTS, *(name for name in facts if name.startswith("bytes_model_"))]
+    of_any = [{size.num_bytes for other in logs for size in sizes(other)} for sizes in (lambda o: o.totals, lambda o: o.code, lambda o: o.packed)]
+    for key, names, known, anywhere in zip(("total_bytes", "code_bytes", "weight_bytes"), (_TOTAL, _CODE, weight_names), (totals, codes, weights),
+                                           of_any, strict=True):
         claimed = next((facts[name] for name in names if _is_count(facts.get(name))), None)
         if claimed is None:
             continue
-        if known and claimed not in known:
+        if known and claimed not in anywhere:
             made.unread.append(f"submission.json states {claimed:,} bytes ({key}), and the log {', '.join(f'{n:,}' for n in known)}")
         elif not known and part.get(key) is None:
             part[key] = claimed
@@ -187,7 +224,8 @@ def _score(final: Final, log: TrainLog | None) -> dict[str, Any]:
     said = {name: int(text) for name, text in final.settings.items() if text.isdigit()}
     return {"label": final.name, "nats_per_token": None if final.val_loss is None else float(final.val_loss),
             "bpb": None if final.val_bpb is None else float(final.val_bpb), "digits": None if digits is None else digits_of(digits),
-            "window": said.get("seq_len") or said.get("window") or None, "stride": said.get("stride") or None,
+            "window": next((said[name] for name in ("seq_len", "eval_seq_len", "window") if said.get(name)), None),
+            "stride": said.get("stride") or said.get("eval_stride") or None,  # of 0 a script says what it means, and its log does not
             "seconds": None if final.eval_time_ms is None else final.eval_time_ms / 1e3}
 
 
@@ -216,8 +254,10 @@ def _figure(table: dict[str, Any], names: Sequence[str]) -> Decimal | None:
     return None
 
 
-def _against_logs(claims: Sequence[Scored], seed: int | None, log: TrainLog, logs: Sequence[TrainLog], table: str) -> Iterator[str]:
-    """Claims that none of the log's scores is; a headline may be any log's or the mean of all."""
+def _against_logs(claims: Sequence[Scored], facts: dict[str, Any], seed: int | None, log: TrainLog, logs: Sequence[TrainLog],
+                  table: str) -> Iterator[str]:
+    """Claims that none of the log's scores is; a headline may be any log's or the mean of all, those included that the table alone has."""
+    results = [result for _, result in _results_by_seed(facts)]
     for label, loss, bpb in claims:
         own = label.rpartition(".")[2] == str(seed)
         for what, claim in (("val_bpb", bpb), ("val_loss", loss)):
@@ -227,6 +267,9 @@ def _against_logs(claims: Sequence[Scored], seed: int | None, log: TrainLog, log
                 continue
             names = set.intersection(*(set(values) for values in known)) if len(known) > 1 else set()
             means = [Decimal(str(fmean(float(values[name]) for values in known))) for name in names]
+            stated = [_figure(result, _BPB if what == "val_bpb" else _LOSS) for result in results]
+            if not own and len(stated) > len(logs) and None not in stated:  # logs of some seeds are not here
+                means.append(Decimal(str(fmean(map(float, stated)))))
             if any(abs(claim - mean) <= Decimal(1).scaleb(-min(digits_of(claim), 4)) for mean in means):
                 continue
             last = list(_values(log, what).values())[-1:] or flat[-1:]

@@ -64,7 +64,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Final:
-    """A score after training under the log's own name for it. `settings`: what else its line says (stride, seq_len), as text."""
+    """A score after training under the log's own name for it. `settings`: what else its line, or one that announces it, says
+    (stride, seq_len), as text."""
 
     name: str
     val_loss: Decimal | None

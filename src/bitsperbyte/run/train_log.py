@@ -29,10 +29,12 @@ _PACKED = re.compile(rf"Serialized model(?:\s+([\w.+ -]+?))?:\s*({_COUNT}) bytes
 _PACKED_MLX = re.compile(rf"serialized_model_(\w+):\s*({_COUNT}) bytes(?:\s*\(([^()]*)\))?")
 _ARTIFACT = re.compile(rf"(\w+) artifact:\s*({_COUNT}) bytes \((\w+)\){_IN_MB}")
 _CODE = re.compile(rf"Code size(?:\s*\(([\w ]+)\))?:\s*({_COUNT}) bytes")
+_EVAL_MODE = re.compile(r"(final_eval_mode:\s*\w+(?:\s+\w+[:=]\S+)*)")
+_EVAL_WINDOW = re.compile(r"(eval_seq_len:\s*\d+)(?:\s+\([^()]*\))?")
 _TOTAL = re.compile(rf"Total submission size(?:\s+([\w.+ -]+?))?:\s*({_COUNT}) bytes{_IN_MB}")
 _SCORE = re.compile(r"\bval_(?:loss|bpb)\s*[:=]")
 _RESULT = re.compile(r"val_loss|bpb|train_loss|validation_loss|serialized.model|submission.size|\bartifact\b|^final_|stopping_early"
-                     r"|peak memory|code size|total_bytes|step time|_time:", re.IGNORECASE)
+                     r"|peak memory|code size|total_bytes|step time|_time:|\bloss[:=]", re.IGNORECASE)
 _CODE_LIKE = re.compile(r"[{}]|\w\(|^#|^(?:import|from|def|class|return|if|for|while|try|with)\b|[,(]$|^[\"']")
 _RULE, _SHORT_RULE = re.compile(r"^={100}[ \t]*\r?$", re.MULTILINE), re.compile(r"^={50,}[ \t]*\r?$", re.MULTILINE)
 _COUNTS = {"model_params": "num_parameters", "world_size": "world_size", "grad_accum_steps": "grad_accum_steps", "seed": "seed",
@@ -138,6 +140,10 @@ class _Reader:
         self.unread: list[str] = []
         self.conflicts: list[str] = []
         self.num_runs = 1
+        self.seen: set[Step | Validation] = set()
+        self.is_copied = False  # lines from further up came again
+        self.announced: dict[str, str] = {}  # what a line says of the score that follows it
+        self.announced_of: str | None = None
         for line in body.splitlines():
             self._line(line)
 
@@ -161,7 +167,8 @@ class _Reader:
         line = _PREFIX.sub("", raw_line, count=1).strip()
         if not line:
             return
-        if any(read(line) for read in (self._step, self._stop, self._warm_up, self._memory, self._size, self._score, self._setting)):
+        if any(read(line) for read in (self._step, self._stop, self._warm_up, self._memory, self._size, self._announcement, self._score,
+                                       self._setting)):
             return
         if _RESULT.search(line) and re.search(r"\d", line) and not _CODE_LIKE.search(line) and len(line) < 2_000:
             self.unread.append(line)
@@ -194,10 +201,12 @@ class _Reader:
             row, rows = Step(step, planned, loss, train_ms, average_ms, coarse), self.steps
         else:
             return False
-        if rows and rows[-1] == row:  # every rank may print
+        if row in self.seen:  # every rank may print, and a console's text may hold the log again
+            self.is_copied = self.is_copied or step < rows[-1].step
             return True
+        self.seen.add(row)
         if rows and step <= rows[-1].step:
-            if step == rows[-1].step:
+            if step == rows[-1].step and not self.is_copied:
                 self.conflicts.append(f"step {step:,} stands twice, with other figures")
             else:
                 self.conflicts.append(f"steps go back from {rows[-1].step:,} to {step:,}: several runs, or a resumed one, stand in one log")
@@ -244,6 +253,16 @@ class _Reader:
             self.totals.append(Size(_count(match[2]), match[1]))
         return match is not None
 
+    def _announcement(self, line: str) -> bool:
+        """How the next score is made, on a line before it: `final_eval_mode:sliding_window stride:64`, or, after training, `eval_seq_len:2048`."""
+        ended = bool(self.stops or self.raw or self.packed)
+        match = _EVAL_MODE.fullmatch(line) or (_EVAL_WINDOW.fullmatch(line) if ended else None)
+        pairs = _pairs(match[1]) if match else None
+        if pairs is None:
+            return False
+        self.announced, self.announced_of = {key: value for key, value in pairs.items() if value.isdigit()}, None
+        return True
+
     def _score(self, line: str) -> bool:
         match = _SCORE.search(line)
         found = label_of(line[: match.start()]) if match else None
@@ -255,7 +274,10 @@ class _Reader:
         asked = [key for key in ("val_loss", "val_bpb") if re.search(rf"\b{key}\b", line)]
         if [key for key, value in zip(("val_loss", "val_bpb"), (loss, bpb), strict=True) if value is not None] != asked:
             return False  # nan, or no number at all
-        pairs = before | pairs
+        if self.announced_of is None:
+            self.announced_of = name
+        announced = self.announced if name.removesuffix("_exact") == self.announced_of else {}
+        pairs = announced | before | pairs
         eval_ms = _duration_ms(pairs.get("eval_time") or pairs.get("elapsed"))
         final = Final(name, loss, bpb, eval_ms, {k: v for k, v in pairs.items() if k not in ("eval_time", "elapsed")})
         if final not in self.scores:
