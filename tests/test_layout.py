@@ -55,7 +55,7 @@ TESTED_IN: dict[str, str] = {
     "golf/codecs.py": "golf/test_artifact.py",
     "golf/ledger.py": "golf/test_artifact.py",
     "golf/lines.py": "golf/test_logs.py",
-    "golf/ranks.py": "golf/test_devices.py",
+    "golf/reduce.py": "golf/test_ranks.py",
     "golf/step.py": "golf/test_train.py",
     "golf/submit_readme.py": "golf/test_submit.py",
     "records/import_golf.py": "records/test_importers.py",

@@ -200,25 +200,6 @@ def test_a_uniform_model_on_the_official_tokens(shared_dir, protocol: Protocol) 
     assert score.nats == pytest.approx(131_071 * math.log(1024), rel=1e-7)
 
 
-def test_ranks_split_the_batches_and_sum_to_the_whole(model: GolfModel, table: ByteTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks one after the other; the sum over them is taken here in place of the process group."""
-    tokens, parts = stream(50, 3, 17), []
-
-    def keep(*arrays_and_device):
-        parts.append(arrays_and_device[:-1])
-        if len(parts) < 2:
-            raise InterruptedError
-        return tuple(a + b for a, b in zip(*parts, strict=True))
-
-    monkeypatch.setattr("bitsperbyte.golf.evaluate._sum_over_ranks", keep)
-    with pytest.raises(InterruptedError):
-        evaluate(model, tokens, table, BOS, Protocol(8, 3), batch_tokens=16, rank=0, world_size=2)
-    summed = evaluate(model, tokens, table, BOS, Protocol(8, 3), batch_tokens=16, rank=1, world_size=2)
-    assert 0 < parts[0][3].sum() < summed.score.num_tokens
-    assert_positions_equal(summed, tokens.tolist(), table, Protocol(8, 3), model)
-    assert_equal(summed, brute_force(model, tokens.tolist(), table, Protocol(8, 3)))
-
-
 def test_progress_ends_at_the_number_of_windows(model: GolfModel, table: ByteTable) -> None:
     seen: list[tuple[int, int]] = []
     evaluate(model, stream(50), table, BOS, Protocol(8), batch_tokens=16, progress=lambda *at: seen.append(at))

@@ -73,9 +73,10 @@ def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int
              progress: Callable[[int, int], None] | None = None) -> Evaluation:
     """Score the targets tokens[1:] of a uint16 stream under `protocol`.
 
-    `progress` is called with (windows done, windows in all). With several ranks each takes its share of the batches and all
-    return the same result. Raises ValueError for a stream without a target, for token ids beyond the model's vocabulary, and
-    where bytes per token say that the denominator belongs to another text.
+    `progress` is called with (windows done, windows in all). With several ranks each takes its share of the batches, and all
+    return, bit for bit, what one rank would: batches are the same, and their nats are summed in the same order. Raises ValueError for
+    a stream without a target, for token ids beyond the model's vocabulary, and where bytes per token say that the denominator belongs
+    to another text.
     """
     begin = time.perf_counter()
     tokens = np.asarray(tokens)
@@ -99,26 +100,28 @@ def evaluate(model: GolfModel, tokens: np.ndarray, table: ByteTable, bos_id: int
         hidden = torch.compile(model.hidden, dynamic=False)
     batches = list(_batches(plan, full_batch, batch_tokens))
     done = 0
-    with torch.no_grad():
-        for index, rows in enumerate(batches):
-            done += len(rows)
-            if index % world_size != rank:
-                continue
+    for begun in range(0, len(batches), world_size):
+        together = batches[begun : begun + world_size]
+        at = [_positions(plan.firsts[rows], plan.ends[rows]) for rows in together]
+        losses = None
+        if rank < len(together):
+            rows = together[rank]
             starts, ends, firsts = plan.starts[rows], plan.ends[rows], plan.firsts[rows]
             full = len(rows) == full_batch and bool((ends - starts == protocol.window).all())
-            at = _positions(firsts, ends)
-            target = tokens[at]
-            losses = _window_nats(model, hidden if full else model.hidden, tokens, starts, ends, firsts, target, device)
-            nats += np.bincount(document_of[at], weights=losses, minlength=num_documents)
-            counted = table.target_bytes(tokens[at - 1], target)
-            num_bytes += np.bincount(document_of[at], weights=counted, minlength=num_documents).astype(np.int64)
-            bins = np.searchsorted(edges, at - np.repeat(starts, ends - firsts + 1), side="right") - 1
-            position_nats += np.bincount(bins, weights=losses, minlength=len(edges))
+            with torch.no_grad():
+                losses = _window_nats(model, hidden if full else model.hidden, tokens, starts, ends, firsts, tokens[at[rank]], device)
+        of_batches = [losses] if world_size == 1 else _of_all_ranks(losses, [len(places) for places in at], world_size, device)
+        for rows, places, nats_N in zip(together, at, of_batches, strict=True):
+            target = tokens[places]
+            nats += np.bincount(document_of[places], weights=nats_N, minlength=num_documents)
+            counted = table.target_bytes(tokens[places - 1], target)
+            num_bytes += np.bincount(document_of[places], weights=counted, minlength=num_documents).astype(np.int64)
+            bins = np.searchsorted(edges, places - np.repeat(plan.starts[rows], plan.ends[rows] - plan.firsts[rows] + 1), side="right") - 1
+            position_nats += np.bincount(bins, weights=nats_N, minlength=len(edges))
             position_tokens += np.bincount(bins, minlength=len(edges))
+            done += len(rows)
             if progress:
                 progress(done, len(plan))
-    if world_size > 1:
-        nats, position_nats, num_bytes, position_tokens = _sum_over_ranks(nats, position_nats, num_bytes, position_tokens, device)
     num_tokens = int(position_tokens.sum())
     assert num_tokens == plan.num_scored, "every target of the plan is scored once"
     score = Score(float(nats.sum()), int(num_bytes.sum()), num_tokens).check("the evaluation")
@@ -166,11 +169,12 @@ def _window_nats(model: GolfModel, hidden: Callable[[Tensor], Tensor], tokens: n
     return torch.cat(losses).cpu().numpy()
 
 
-def _sum_over_ranks(nats: np.ndarray, position_nats: np.ndarray, num_bytes: np.ndarray, position_tokens: np.ndarray,
-                    device: torch.device) -> tuple[np.ndarray, ...]:
-    summed = []
-    for pair in ((nats, position_nats), (num_bytes, position_tokens)):  # float64, then int64
-        total = torch.from_numpy(np.concatenate(pair)).to(device)
-        dist.all_reduce(total)
-        summed += np.split(total.cpu().numpy(), [len(pair[0])])
-    return tuple(summed)
+def _of_all_ranks(losses: np.ndarray | None, counts: list[int], world_size: int, device: torch.device) -> list[np.ndarray]:
+    """The float64 nats of the batches that the ranks scored at once, in the batches' order; `losses` are this rank's, if it had one."""
+    sent = torch.zeros(max(counts), dtype=torch.float64, device=device)
+    if losses is not None:
+        sent[: len(losses)] = torch.from_numpy(losses).to(device)
+    got = torch.empty(world_size * len(sent), dtype=torch.float64, device=device)
+    dist.all_gather_into_tensor(got, sent)
+    rows = got.view(world_size, -1).cpu().numpy()
+    return [row[:count] for row, count in zip(rows, counts, strict=False)]

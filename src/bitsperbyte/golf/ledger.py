@@ -12,6 +12,7 @@ BUNDLED_MODULES: tuple[str, ...] = (
     "golf/submission.py",
     "golf/step.py",
     "golf/ranks.py",
+    "golf/reduce.py",
     "golf/lines.py",
     "golf/model.py",
     "golf/muon.py",

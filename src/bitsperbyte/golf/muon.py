@@ -5,10 +5,11 @@ semi-orthogonal matrix, found by a quintic Newton-Schulz iteration whose coeffic
 zero: the singular values end in a band around 1 rather than at 1, which training does not notice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bitsperbyte.golf.model import is_control
@@ -59,6 +60,22 @@ def newton_schulz(G: Tensor, steps: int = 5, dtype: torch.dtype | None = None) -
     return (X.mT if tall else X).reshape(G.shape)
 
 
+def shares(shapes: Sequence[tuple[int, int]], world_size: int) -> list[list[int]]:
+    """Which matrices each rank orthogonalises: the costliest first, each to the rank that has least to do so far. Every matrix is in one
+    share, and all ranks come to the same shares."""
+    def cost(index: int) -> int:
+        short, long = sorted(shapes[index])
+        return short * short * (2 * long + short)  # of one iteration, up to a factor: two products with the long side, one without
+
+    made: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for index in sorted(range(len(shapes)), key=lambda index: (-cost(index), index)):
+        least = loads.index(min(loads))
+        made[least].append(index)
+        loads[least] += cost(index)
+    return made
+
+
 class Muon(torch.optim.Optimizer):
     """Muon over 2-D parameters, batched: one chain of matrix products for all matrices of one shape.
 
@@ -66,12 +83,19 @@ class Muon(torch.optim.Optimizer):
     newton_schulz(u); and then p *= 1 - lr weight_decay. `lr`, `momentum` and `weight_decay` are read from
     `param_groups` at each step. A parameter without a gradient is left alone. Raises ValueError for a parameter that is
     not 2-D.
+
+    With several ranks, whose gradients must be equal, each orthogonalises its share of the matrices (`shares`) and gets the others'
+    updates in the dtype that they were computed in. Momenta are kept whole on every rank: they cost two passes over memory, and any
+    rank's state is a checkpoint for any number of ranks. `step` is `start` and `finish`; what is done between the two overlaps with
+    the exchange.
     """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, nesterov: bool = True, ns_steps: int = 5,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.0, rank: int = 0, world_size: int = 1,
     ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._exchanges: list[_Exchange] = []
         super().__init__(params, {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "weight_decay": weight_decay,
         })
@@ -82,33 +106,101 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            by_shape: dict[tuple, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault((p.shape, p.device, p.dtype), []).append(p)
-            for params in by_shape.values():
-                self._step_shape(params, group)
+        self.start()
+        self.finish()
 
-    def _step_shape(self, params: list[Tensor], group: dict) -> None:
-        lr, momentum = group["lr"], group["momentum"]
+    @torch.no_grad()
+    def start(self) -> None:
+        """All of the step with one rank; with several, all but what needs the other ranks' updates."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if self.world_size == 1:
+                for _, same in _by_shape(params):
+                    self._apply(same, newton_schulz(torch.stack(self._momenta(same, group)), group["ns_steps"]), group)
+            elif params:
+                self._exchanges.append(self._exchange(params, group))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for the other ranks' updates and apply all of them."""
+        for exchange in self._exchanges:
+            exchange.work.wait()
+            for params, updates in exchange.received():
+                self._apply(params, updates, exchange.group)
+        self._exchanges.clear()
+
+    def _exchange(self, params: list[Tensor], group: dict) -> "_Exchange":
+        of_ranks = [[params[i] for i in share] for share in shares([tuple(p.shape) for p in params], self.world_size)]
+        updates = dict(zip(params, self._momenta(params, group), strict=True))
+        dtype = torch.bfloat16 if params[0].is_cuda else torch.float32  # what newton_schulz answers in
+        room = max(sum(p.numel() for p in share) for share in of_ranks)
+        sent = torch.zeros(room, dtype=dtype, device=params[0].device)
+        parts = _parts(sent, of_ranks[self.rank])
+        for _, same in _by_shape(parts):
+            for p, made in zip(same, newton_schulz(torch.stack([updates[p] for p in same]), group["ns_steps"], dtype), strict=True):
+                parts[p].copy_(made)
+        got = torch.empty(self.world_size * room, dtype=dtype, device=sent.device)
+        work = dist.all_gather_into_tensor(got, sent, async_op=True)
+        return _Exchange(work, got.view(self.world_size, room), sent, of_ranks, group)
+
+    def _momenta(self, params: list[Tensor], group: dict) -> list[Tensor]:
+        """Take the gradients into the momenta, and return what is to be orthogonalised."""
         grads = [p.grad for p in params]
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p, memory_format=torch.contiguous_format)
         bufs = [self.state[p]["momentum"] for p in params]
-        torch._foreach_mul_(bufs, momentum)
+        torch._foreach_mul_(bufs, group["momentum"])
         torch._foreach_add_(bufs, grads)
-        updates = bufs
-        if group["nesterov"]:
-            updates = torch._foreach_mul(bufs, momentum)
-            torch._foreach_add_(updates, grads)
+        if not group["nesterov"]:
+            return bufs
+        updates = torch._foreach_mul(bufs, group["momentum"])
+        torch._foreach_add_(updates, grads)
+        return list(updates)
+
+    def _apply(self, params: list[Tensor], updates: Tensor, group: dict) -> None:
+        """Step `params`, of one shape, by their updates (len(params), rows, cols)."""
         rows, cols = params[0].shape
         # Back to the parameters' dtype and layout in one go: mixed ones would send _foreach_add_ down its slow path.
-        stacked = newton_schulz(torch.stack(updates), group["ns_steps"]).to(params[0].dtype).contiguous()
-        torch._foreach_add_(params, list(stacked.unbind(0)), alpha=-lr * max(1.0, rows / cols) ** 0.5)
+        stacked = updates.to(params[0].dtype).contiguous()
+        torch._foreach_add_(params, list(stacked.unbind(0)), alpha=-group["lr"] * max(1.0, rows / cols) ** 0.5)
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Updates on their way: got (ranks, room), each row the flattened updates of a rank's share. `sent` is held until they are there."""
+
+    work: dist.Work
+    got: Tensor
+    sent: Tensor
+    of_ranks: list[list[Tensor]]
+    group: dict
+
+    def received(self) -> Iterable[tuple[list[Tensor], Tensor]]:
+        """(parameters of one shape, their updates stacked)."""
+        made: dict[Tensor, Tensor] = {}
+        for row, share in zip(self.got, self.of_ranks, strict=True):
+            made |= _parts(row, share)
+        for _, same in _by_shape(made):
+            yield same, torch.stack([made[p] for p in same])
+
+
+def _parts(flat: Tensor, params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """The views of `flat` that hold one tensor of each parameter's shape, one after the other."""
+    views, at = {}, 0
+    for p in params:
+        views[p] = flat[at : at + p.numel()].view(p.shape)
+        at += p.numel()
+    return views
+
+
+def _by_shape(params: Iterable[Tensor]) -> list[tuple[tuple, list[Tensor]]]:
+    found: dict[tuple, list[Tensor]] = {}
+    for p in params:
+        found.setdefault((p.shape, p.device, p.dtype), []).append(p)
+    return list(found.items())
 
 
 @dataclass(frozen=True)
@@ -148,7 +240,7 @@ class Optimizers:
     scale each time.
     """
 
-    def __init__(self, named_params: dict[str, nn.Parameter], config: OptimConfig) -> None:
+    def __init__(self, named_params: dict[str, nn.Parameter], config: OptimConfig, rank: int = 0, world_size: int = 1) -> None:
         self.config = config
         self._params = named_params
         rates = {
@@ -170,7 +262,8 @@ class Optimizers:
         matrices = [named_params[name] for name in names["matrices"]]
         assert matrices, "the model has no matrices for Muon to step"
         self.muon = Muon(
-            matrices, config.matrix_lr, config.momentum, ns_steps=config.ns_steps, weight_decay=config.weight_decay)
+            matrices, config.matrix_lr, config.momentum, ns_steps=config.ns_steps, weight_decay=config.weight_decay, rank=rank,
+            world_size=world_size)
         self.muon.param_groups[0]["base_lr"] = config.matrix_lr
         self._muon_names = frozenset(names["matrices"])
 
@@ -183,8 +276,9 @@ class Optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * lr_scale
         self.muon.param_groups[0]["momentum"] = momentum
-        self.adam.step()
-        self.muon.step()
+        self.muon.start()
+        self.adam.step()  # while the ranks' shares of the matrices are on their way
+        self.muon.finish()
 
     def zero_grad(self) -> None:
         self.adam.zero_grad(set_to_none=True)
@@ -238,9 +332,9 @@ class Optimizers:
         self.load_state_dict(snapshot)
 
 
-def build_optimizers(model: nn.Module, config: OptimConfig) -> Optimizers:
-    """Optimisers over every parameter of `model`, each in exactly one group (`group_of`).
+def build_optimizers(model: nn.Module, config: OptimConfig, rank: int = 0, world_size: int = 1) -> Optimizers:
+    """Optimisers over every parameter of `model`, each in exactly one group (`group_of`); of several ranks, this one's.
 
     Pass the model itself, not its compiled or distributed wrapper: the names decide.
     """
-    return Optimizers(dict(model.named_parameters()), config)
+    return Optimizers(dict(model.named_parameters()), config, rank, world_size)

@@ -28,17 +28,6 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier()
 
-    def average_gradients(self, parameters: list[Tensor]) -> None:
-        """Mean of the ranks' gradients, as one flat reduction."""
-        if self.world_size == 1:
-            return
-        grads = [p.grad for p in parameters]
-        flat = torch.cat([g.flatten() for g in grads])
-        dist.all_reduce(flat)
-        flat /= self.world_size
-        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
-
     def mean(self, value: Tensor) -> Tensor:
         if self.world_size > 1:
             value = value.clone()
@@ -59,6 +48,11 @@ class Ranks:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone, rather than something here. gloo raises a bare RuntimeError."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def join_ranks(device_name: str) -> Ranks:

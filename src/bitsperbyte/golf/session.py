@@ -25,7 +25,7 @@ from bitsperbyte.golf.lines import memory_line, opening_lines, roundtrip_lines, 
 from bitsperbyte.golf.logs import RunLog
 from bitsperbyte.golf.model import GolfModel, ModelConfig, parameter_counts, state_shapes
 from bitsperbyte.golf.quantize import payload_bytes
-from bitsperbyte.golf.ranks import Ranks, join_ranks, peak_memory_bytes, reserved_memory_bytes
+from bitsperbyte.golf.ranks import Ranks, is_lost_rank, join_ranks, peak_memory_bytes, reserved_memory_bytes
 from bitsperbyte.golf.schedule import describe_warmdown
 from bitsperbyte.golf.submission import SubmissionConfig
 from bitsperbyte.golf.train import Trainer
@@ -130,6 +130,10 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
                         "eval.batch_tokens in a new run; everything so far is kept", EXIT_FAILED, "crashed") from error
     except Exception as error:
         record.status, record.error = "crashed", f"{type(error).__name__}: {error}"
+        if ranks.world_size > 1 and is_lost_rank(error):
+            record.error = "another rank ended, and this one cannot go on without it"
+            raise RunFailed(f"rank {ranks.rank} stops: another rank has ended (what it printed says why); when that is mended, go on with "
+                            "--resume", EXIT_FAILED, "crashed") from error
         raise
     finally:
         for update in (lambda: _fill_training(record, trainer, run_dir, time.perf_counter() - began), lambda: _write(folder, record)):

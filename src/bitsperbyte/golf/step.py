@@ -10,6 +10,7 @@ from torch import Tensor
 from bitsperbyte.golf.model import GolfModel, ModelConfig
 from bitsperbyte.golf.muon import OptimConfig, build_optimizers
 from bitsperbyte.golf.ranks import Ranks
+from bitsperbyte.golf.reduce import GradientReducer
 from bitsperbyte.golf.schedule import Schedule, momentum_at
 from bitsperbyte.text.loader import BatchLoader, TokenStream
 
@@ -35,7 +36,8 @@ class Stepper:
         self.step = 0
         torch.manual_seed(batch.seed)
         self.model = GolfModel(model).place(ranks.device)
-        self.optimizers = build_optimizers(self.model, optim)
+        self.optimizers = build_optimizers(self.model, optim, ranks.rank, ranks.world_size)
+        self.reducer = GradientReducer(self.model.parameters(), ranks.world_size) if ranks.world_size > 1 else None
         self.loader = self.loader_at(0)
         local = batch.batch_tokens // ranks.world_size // batch.seq_len  # sequences
         self.local_micro = min(batch.micro_batch_tokens // batch.seq_len, local)
@@ -61,14 +63,16 @@ class Stepper:
         over all ranks. The caller counts the step (`self.step`, on which Muon's momentum depends)."""
         total = torch.zeros((), device=self.ranks.device)
         inputs, targets = (part.split(self.local_micro) for part in batch)
-        for x, y in zip(inputs, targets, strict=True):
+        for i, (x, y) in enumerate(zip(inputs, targets, strict=True), 1):
             loss = self.loss_fn(x, y) / self.num_micro
+            if self.reducer and i == self.num_micro:
+                self.reducer.begin()
             loss.backward()
             total += loss.detach()
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        self.ranks.average_gradients(parameters)
+        if self.reducer:
+            self.reducer.finish()
         if self.optim.grad_clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, self.optim.grad_clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.grad_clip_norm)
         momentum = momentum_at(self.step, self.optim.momentum_warmup_start, self.optim.momentum, self.optim.momentum_warmup_steps)
         self.optimizers.step(lr_scale=scale, momentum=momentum)
         self.optimizers.zero_grad()
