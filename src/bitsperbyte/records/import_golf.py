@@ -150,6 +150,7 @@ def _artifact(log: TrainLog, facts: dict[str, Any], made: Published, logs: Seque
         part |= {"scheme": packed.scheme, "codec": packed.codec, "payload_bytes": packed.payload_bytes}
     weight_names = [*_WEIGHTS, *(name for name in facts if name.startswith("bytes_model_"))]
     of_any = [{size.num_bytes for other in logs for size in sizes(other)} for sizes in (lambda o: o.totals, lambda o: o.code, lambda o: o.packed)]
+    of_any[2] |= {other.raw_bytes for other in logs if other.raw_bytes}
     for key, names, known, anywhere in zip(("total_bytes", "code_bytes", "weight_bytes"), (_TOTAL, _CODE, weight_names), (totals, codes, weights),
                                            of_any, strict=True):
         claimed = next((facts[name] for name in names if _is_count(facts.get(name))), None)

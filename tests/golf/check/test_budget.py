@@ -43,3 +43,10 @@ def test_work_on_the_weights_after_training_is_named(folder: Any) -> None:
     folder.change_log(42, "peak memory", "GPTQ:collecting Hessians from calibration data...\nGPTQ:collected 67 Hessians in 4.7s\npeak memory")
     finding = budget_of(folder)
     assert finding.ok and "4.7s" in finding.detail
+
+
+def test_seconds_of_work_after_the_clock_are_shown(folder: Any) -> None:
+    work = "".join(f"post_qat step:{n} loss:2.1 elapsed:{n * 130}ms\n" for n in (1, 2, 340)) + "GPTQ:collected 67 Hessians in 12.7s\n"
+    folder.change_log(42, "peak memory", f"{work}peak memory")
+    detail = budget_of(folder).detail
+    assert "elapsed:44200ms" in detail and "elapsed:260ms" not in detail and "in 12.7s" in detail

@@ -30,6 +30,24 @@ def test_a_headline_is_held_against_the_digits_that_it_has(claim: float, ok: boo
     assert len(check.foreign) == (0 if ok else 3)
 
 
+@pytest.mark.parametrize(("claim", "says"), [
+    (1.2, None), (1.1993, "claimed is the score of train_seed42.log alone, and the mean of the 3 is 1.20000"),
+])
+def test_the_best_seed_as_the_headline_is_said(claim: float, says: str | None, folder: Any) -> None:
+    folder.claim(val_bpb=claim, val_loss=None)
+    detail = logs_of(folder.path).finding.detail
+    assert says in detail if says else "claimed is" not in detail
+
+
+def test_a_headline_that_is_not_the_last_score_is_said(folder: Any) -> None:
+    for seed in (42, 7):
+        (folder.path / f"train_seed{seed}.log").unlink()
+    folder.change_log(1337, "peak memory", "final_early val_loss:2.0 val_bpb:1.1845\npeak memory")
+    folder.claim(val_bpb=1.1845, val_loss=None, seeds=None, seed_results=None)
+    finding = logs_of(folder.path).finding
+    assert finding.ok and "claimed is final_early (1.1845), not the last" in finding.detail
+
+
 @given(st.decimals(min_value="0.5", max_value="4", places=8), st.integers(3, 7))
 def test_a_figure_equals_itself_rounded_or_cut(value: Decimal, places: int) -> None:
     step = Decimal(1).scaleb(-places)

@@ -83,3 +83,19 @@ def test_files_of_code_beside_the_script_may_count(folder: Any) -> None:
     assert "helper.py (50 bytes)" in sizes_of(folder.path, [("helper.py", 50)]).detail
     finding = sizes_of(folder.path, [("helper.py", 200_000)])
     assert finding.ok is False and "over the cap" in finding.detail
+
+
+def test_without_the_script_its_claim_is_held_against_the_log(folder: Any) -> None:
+    (folder.path / "train_gpt.py").unlink()
+    assert sizes_of(folder.path).ok is None
+    folder.claim(bytes_code=folder.facts["bytes_code"] + 60)
+    finding = sizes_of(folder.path)
+    assert finding.ok is False and "60 bytes fewer" in finding.detail
+
+
+@pytest.mark.parametrize(("key", "size", "ok"), [("bytes_model_int8_zlib", 15_815_847, None), ("bytes_model_int8_zlib", 15_815_846, False),
+                                                 ("bytes_model", 15_815_848, False), ("bytes_model_raw", 67_224_983, None)])
+def test_claimed_weights_without_an_artifact_are_held_against_the_log(key: str, size: int, ok: bool | None, folder: Any) -> None:
+    folder.claim(**{key: size})
+    finding = sizes_of(folder.path)
+    assert finding.ok is ok and (ok is None or f"claims {key} {size:,}" in finding.detail), finding.detail

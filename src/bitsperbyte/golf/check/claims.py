@@ -12,7 +12,7 @@ BPB = ("val_bpb", "mean_val_bpb", "val_bpb_mean", "final_val_bpb", "bpb")
 LOSS = ("val_loss", "mean_val_loss", "val_loss_mean", "final_val_loss")
 TOTAL = ("bytes_total", "total_bytes", "total_submission_bytes", "submission_bytes", "total_size_bytes")
 CODE = ("bytes_code", "code_bytes", "code_size_bytes")
-WEIGHTS = ("bytes_model", "model_bytes", "bytes_weights", "weight_bytes", "compressed_model_bytes", "bytes_model_compressed")
+WEIGHTS = ("bytes_model", "model_bytes", "bytes_weights", "weight_bytes", "compressed_model_bytes", "bytes_model_compressed", "bytes_model_*")
 WEIGHTS_OR_TOTAL = ("bytes_artifact", "artifact_bytes", "artifact_size_bytes", "artifact_bytes_max")  # used for either
 STEPS = ("step_stop", "steps", "num_steps", "steps_completed", "training_steps")
 BY_SEED = ("seed_results", "per_seed", "results_by_seed", "per_seed_results", "seeds", "results")
@@ -50,9 +50,10 @@ class Claims:
         return next(self.all(keys, seed), None)
 
     def all(self, keys: tuple[str, ...], seed: int | None = None) -> Iterator[Claim]:
-        """Every one of `keys` that holds a number."""
+        """Every one of `keys` that holds a number; one that ends in * stands for all that begin so (bytes_model_int6_zstd)."""
         where = self.facts if seed is None else self.by_seed.get(seed, {})
-        for key in keys:
+        named = [name for key in keys for name in ([k for k in where if k.startswith(key[:-1])] if key.endswith("*") else [key])]
+        for key in dict.fromkeys(named):
             value = number(where.get(key))
             if value is not None:
                 yield Claim(key, value, seed)

@@ -76,7 +76,25 @@ def _summary(found: Submission, code: Inspection | None) -> str:
     source = f"; the source in it is {' and '.join(sorted(filter(None, embedded)))}" if embedded else "; it embeds no source"
     several = [log.name for log in found.logs if log.log.num_runs > 1]
     more = f"; {', '.join(several)} repeats steps, as a resumed run does" if several else ""
-    return f"final val_bpb {best} as {FACTS} claims, and every line agrees with its own{source}{more}"
+    return f"final val_bpb {best}, and every line agrees with its own and with {FACTS}{_headline(found)}{source}{more}"
+
+
+def _headline(found: Submission) -> str:
+    """Which score is claimed, where it is not the last of the one log and not the mean over the logs: nothing is wrong in that, and a reader
+    takes it for either."""
+    claim = found.claims.get(BPB) if found.claims else None
+    same = [(log, s) for log in found.logs for s in _final(log) if claim and s.bpb is not None and _is_same(claim.value, s.bpb)]
+    if claim is None or not same:
+        return ""
+    log, scored = same[-1]
+    alike = [found_s.bpb for other in found.logs for found_s in _final(other) if found_s.name == scored.name and found_s.bpb is not None]
+    if len(found.logs) == 1:
+        last = _final(log)[-1]
+        return "" if last.bpb is None or _is_same(claim.value, last.bpb) else f"; claimed is {scored.name} ({scored.bpb}), not the last"
+    mean = sum(alike) / len(alike)
+    if _is_same(claim.value, mean) or len(alike) < len(found.logs):
+        return ""
+    return f"; claimed is the score of {log.name} alone, and the mean of the {len(alike)} is {mean:.5f}"
 
 
 # -- a log and the submission -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from decimal import Decimal
 from bitsperbyte.run.train_log import TrainLog
 
 COARSE_MS = 3_000.0  # half of the tenth of a minute to which some logs round their times
-WORK = re.compile(r"gptq|hessian|calibrat|self-?gen|quantiz\w* .*\bsearch", re.IGNORECASE)
+WORK = re.compile(r"gptq|hessian|calibrat|self-?gen|quantiz\w* .*\bsearch|post_?qat|post_?train", re.IGNORECASE)
 SECONDS = re.compile(r"\d+(?:\.\d+)?\s?(?:s|sec|seconds|ms)\b")
 
 
@@ -80,8 +80,11 @@ def total_sizes(log: TrainLog) -> list[int]:
 
 
 def work_after_training(text: str) -> Iterator[str]:
-    """Lines after the clock's end that give seconds of work on the weights, such as a calibration."""
+    """Lines after the clock's end that give seconds of work on the weights, such as a calibration; of those that differ in their numbers
+    alone the last."""
     _, stopped, after = text.rpartition("stopping_early:")
+    last: dict[str, str] = {}
     for line in after.splitlines()[1:] if stopped else ():
         if WORK.search(line) and SECONDS.search(line) and "val_bpb" not in line and len(line) < 200:
-            yield line.strip()
+            last[re.sub(r"[\d.]+", "#", line.strip())] = line.strip()
+    yield from last.values()

@@ -50,6 +50,11 @@ def _beside(local_files: Sequence[tuple[str, int]]) -> str:
 
 def _code(found: Submission, local_files: Sequence[tuple[str, int]], logs: Sequence[LogFile]) -> Iterable[str]:
     if found.script_size is None:
+        claim = found.claims.get(CODE) if found.claims else None
+        counted = [size for log in logs for size in code_sizes(log.log)]
+        if claim and counted and claim.value not in counted:
+            near = min(counted, key=lambda n: abs(n - claim.value))
+            yield f"{FACTS} claims {claim}, and the {_log_or_logs(logs)} counted {near:,}: {_off(near, claim.value)}"
         return
     sizes = {found.script_size, found.script_size + sum(size for _, size in local_files)}
     claim = found.claims.get(CODE) if found.claims else None
@@ -69,6 +74,11 @@ def _weights(found: Submission, logs: Sequence[LogFile]) -> Iterable[str]:
     """The artifact on the disk against what is claimed of it and what its log counted."""
     size = found.artifact_size
     if size is None or found.artifact is None:
+        known = [number for log in logs for number in (*weight_sizes(log.log), log.log.raw_bytes) if number is not None]
+        for claim in found.claims.all(WEIGHTS) if found.claims and any(weight_sizes(log.log) for log in logs) else ():
+            if claim.value not in known and not _matches(claim, [number for log in logs for number in weight_sizes(log.log)]):
+                near = min(known, key=lambda n: abs(n - claim.value))
+                yield f"{FACTS} claims {claim}, and the {_log_or_logs(logs)} counted {near:,}: {_off(near, claim.value)}"
         return
     name = found.artifact.name
     code = found.script_size or 0
