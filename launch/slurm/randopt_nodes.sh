@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=08:00:00
-#SBATCH --signal=TERM@120
+#SBATCH --signal=B:TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #
@@ -14,32 +14,38 @@
 #
 #     sbatch --nodes=4 launch/slurm/randopt_nodes.sh configs/randopt/standard_8xh100_qwen72b.yaml runs/standard [--set model.path=DIR ...]
 #
-# The model must lie where every node finds it; RUN_DIR is written by the first node alone.
+# The model must lie where every node finds it; RUN_DIR is written by the first node alone. Before the time limit TERM comes to this script
+# alone, which passes it to the search: were it sent to all steps, Ray would be gone before the search has ended.
 set -euo pipefail
 config=${1:?usage: sbatch randopt_nodes.sh CONFIG RUN_DIR [options of bpb randopt run]}
 run_dir=${2:?usage: sbatch randopt_nodes.sh CONFIG RUN_DIR [options of bpb randopt run]}
 shift 2
 
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun of 22.05 does not take it from the job; bound to cores, a task then has one
 bin=${BIN:-.venv/bin}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address="$first:${PORT:-6379}"
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" start --head --port="${PORT:-6379}" --include-dashboard=false \
-  --disable-usage-stats --block &
+  --num-cpus="$SLURM_CPUS_PER_TASK" --disable-usage-stats --block &
 for _ in $(seq 60); do
   if srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" status --address="$address" >/dev/null 2>&1; then break; fi
   sleep 2
 done
 if (( SLURM_NNODES > 1 )); then
   srun --nodes=$(( SLURM_NNODES - 1 )) --ntasks=$(( SLURM_NNODES - 1 )) --exclude="$first" --overlap "$bin/ray" start --address="$address" \
-    --disable-usage-stats --block &
+    --num-cpus="$SLURM_CPUS_PER_TASK" --disable-usage-stats --block &
 fi
 
 resume=()
 if [[ -f "$run_dir/identity.json" ]]; then resume=(--resume); fi
 
-status=0
 srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/bpb" randopt run "$config" --run-dir "$run_dir" \
-  --set workers.count=null --set "workers.address=$address" "${resume[@]}" "$@" || status=$?
+  --set workers.count=null --set "workers.address=$address" "${resume[@]}" "$@" &
+search=$!
+trap 'kill -TERM "$search"' TERM
+status=0
+wait "$search" || status=$?
+while kill -0 "$search" 2>/dev/null; do status=0; wait "$search" || status=$?; done  # TERM ends a wait, not the search
 jobs -p | xargs --no-run-if-empty kill 2>/dev/null || true
 exit "$status"

@@ -22,4 +22,5 @@ shift 2
 resume=()
 if [[ -f "$run_dir/identity.json" ]]; then resume=(--resume); fi
 
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun of 22.05 does not take it from the job; bound to cores, a task then has one
 exec srun --kill-on-bad-exit=1 "${BPB:-.venv/bin/bpb}" randopt run "$config" --run-dir "$run_dir" "${resume[@]}" "$@"
