@@ -54,10 +54,12 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, action="append", default=[], help="measure this one too")
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, action="append", help="of a text; default 160, as the check takes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=list(TOLERANCES), action="append", help="default: both")
     args = parser.parse_args()
-    made = {f"{name}, spread {spread}": [network(changes, seed, spread) for seed in range(args.seeds)]
+    made = {f"{name}, spread {spread}": [network(changes, seed, spread) for seed in range(args.first_seed, args.first_seed + args.seeds)]
             for name, changes in MODELS.items() for spread in (0.05, 0.3)}
     for path in args.artifact:
         artifact = read_artifact(path)
@@ -69,9 +71,9 @@ def main() -> None:
         dtype = getattr(torch, precision)
         largest = 0.0
         for name, models in made.items():
-            for num_tokens in (16, 40, 200):
+            for num_tokens in args.tokens or (160,):
                 worst = np.zeros(3)
-                for seed, model in enumerate(models):
+                for seed, model in enumerate(models, args.first_seed):
                     model.place(torch.device(args.device))
                     model.compute_dtype = dtype
                     worst = np.maximum(worst, measure(model, args.texts, num_tokens, seed))

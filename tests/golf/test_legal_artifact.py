@@ -61,13 +61,13 @@ def test_windows_that_are_given_win(home: Path, options: dict, expected: Protoco
     assert made.protocol == expected and not failed(made.findings)
 
 
-def test_an_artifact_without_its_run_is_checked_in_the_challenges_windows(run: Path, tmp_path: Path) -> None:
+def test_an_artifact_without_its_run_is_checked_in_the_challenges_windows(home: Path, run: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(run / "artifact.bpb", alone)
     with pytest.raises(ValueError, match="tokenizer"):
         check(alone / "artifact.bpb")
-    assert check(alone / "artifact.bpb", tokenizer=run, window=32).protocol == Protocol(32)
+    assert check(alone / "artifact.bpb", tokenizer=run, text=home / "source.jsonl").protocol == Protocol(1024)
 
 
 @pytest.mark.parametrize("offset", [0, 20, -40, -1])

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitsperbyte.golf.evaluate import Protocol
 from bitsperbyte.golf.findings import LegalityFinding, failed
-from bitsperbyte.golf.legality import TOLERANCES, assert_legal, check_legal
+from bitsperbyte.golf.legality import TOLERANCES, assert_legal, batch_changes, check_legal
 from bitsperbyte.golf.model import GolfModel, ModelConfig
-from bitsperbyte.golf.scorers import Scored
+from bitsperbyte.golf.probes import Text, made_up_tokens
+from bitsperbyte.golf.scorers import NetworkScorer, Scored
 
 VOCAB, BOS = 24, 1
 QUICK: dict[str, Any] = {"window": 16, "short": 16, "num_cuts": 12, "vocab_size": VOCAB}
@@ -60,20 +62,37 @@ def test_a_bare_function_and_log_probabilities_are_legal() -> None:
     assert_legal(lambda tokens: logits(tokens).log_softmax(-1), outputs="log_probs", **QUICK)
 
 
-def test_bfloat16_stays_within_its_tolerance_with_room(record_property: Callable[[str, object], None]) -> None:
-    """What another batch changes by rounding alone, in both precisions: the tolerances lie well above it and far below any leak."""
-    for precision, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        worst = 0.0
-        for seed in range(3):
-            model = golf_model(seed, dim=64, order=(0, 1, 2, 2, 1, 0), skips=((2, 3), (1, 4), (0, 5)))
-            model.compute_dtype = dtype
-            found = named(assert_legal(model, **QUICK, stride=4))
-            assert found["causality"].ok
-            tokens = torch.randint(0, VOCAB, (7, 16))
-            alone = torch.cat([network(model)(row[None]) for row in tokens]).float().log_softmax(-1)
-            worst = max(worst, float((alone - network(model)(tokens).float().log_softmax(-1)).abs().max().detach()))
-        record_property(precision, worst)
-        assert worst < TOLERANCES[precision].reshaped / 2
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_rounding_stays_within_its_tolerance_with_room(precision: str) -> None:
+    """What other batches change by rounding alone, by the check's own comparison; bench/legality_rounding.py measures more."""
+    limits = TOLERANCES[precision]
+    for seed in range(3):
+        model = golf_model(seed, dim=64, order=(0, 1, 2, 2, 1, 0), skips=((2, 3), (1, 4), (0, 5)))
+        model.compute_dtype = getattr(torch, precision)
+        assert_legal(model, **QUICK, stride=4)
+        text = Text(made_up_tokens(VOCAB, seed=seed), VOCAB, None, keep_bos=False, seed=seed)
+        exact, loose, mean = batch_changes(NetworkScorer(model, Protocol(16, 4)), text, 64)
+        assert exact.worst == 0 and loose.worst < limits.reshaped / 2 and mean < limits.mean / 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_prediction_that_follows_from_the_size_of_the_batch_is_caught_in_both_precisions(precision: str) -> None:
+    """Other texts beside it change nothing, so only the comparison that rounding disturbs can see it: it must not be blind."""
+    model = golf_model()
+    model.compute_dtype = getattr(torch, precision)
+    logits = network(model)
+    found = named(check_legal(lambda t: logits(t) * (1.05 if len(t) > 8 else 1.0), precision=precision, **QUICK))
+    assert found["batch"].ok is False and "batch's size" in found["batch"].detail
+    assert found["state"].ok and found["causality"].ok
+
+
+def test_other_targets_in_another_batch_are_a_finding() -> None:
+    class Choosy(Own):
+        def score(self, streams: Sequence[np.ndarray]) -> list[Scored]:
+            made = super().score(streams)
+            return made if len(made) < 3 else [Scored(m.positions[1:], m.nats[1:], m.log_probs[1:]) for m in made]
+
+    assert named(check_legal(Choosy(plain), **QUICK))["batch"].ok is False
 
 
 def test_a_scorer_that_learns_from_what_it_has_scored_is_legal_if_it_says_so() -> None:
