@@ -239,7 +239,7 @@ def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]
     if config.model.revision:
         raise ValueError("model.revision is for models of the hub, and a golf model is a file on this machine: leave it out")
     if config.model.golf is not None:
-        run = _made_model(config.model.golf, run_dir, say)
+        run = make_model(config.model.golf, run_dir, say)
         record = readable_record(run / session.RECORD)
         facts = {"model": record.name, "revision": None, "trained": {"corpus": config.model.golf.corpus, **_outcome(record)}}
         path = run / session.ARTIFACT
@@ -264,7 +264,7 @@ def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]
     return engine
 
 
-def _made_model(section: GolfSection, run_dir: Path, say: Callable[[str], None]) -> Path:
+def make_model(section: GolfSection, run_dir: Path, say: Callable[[str], None]) -> Path:
     """The folder of the finished golf run of `section`, trained now, or further, as far as it is not there yet. Steps are counted and
     not timed, so that the same section gives the same artifact on the same kind of machine."""
     run, data = run_dir / MODEL_FOLDER, run_dir / DATA_FOLDER

@@ -26,6 +26,12 @@ def engine_name(model: ModelSection) -> str:
     return "native"
 
 
+def prepare_model(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> None:
+    """Make a model that is made in `run_dir` first, so that several processes can then open it."""
+    if config.model.golf is not None:
+        importlib.import_module(ENGINES["golf"]).make_model(config.model.golf, run_dir, say)
+
+
 def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> Engine:
     """The engine of `config`, its model loaded (or made, in `run_dir`); `say` takes a line for the person and the log."""
     return importlib.import_module(ENGINES[engine_name(config.model)]).open_engine(config, run_dir, say)
