@@ -70,5 +70,5 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(4)
     LlamaForCausalLM(LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, eos_token_id=1, bos_token_id=0)).save_pretrained(folder)
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=1, bos_token_id=0)).save_pretrained(folder)
     return folder
