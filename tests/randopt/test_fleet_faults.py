@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +130,16 @@ def check_same(run_dir: Path, alone: Path, timeless: Callable) -> None:
     assert records[0] == records[1] and records[0]["status"] == "finished"
 
 
-def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path, *, population: int, num_kills: int, seed: int) -> None:
-    """A run of `population` seeds, in which `num_kills` workers, one node and once the run itself are killed; one worker is frozen."""
+def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path, *, population: int, events: Sequence[str], seed: int) -> None:
+    """A run of `population` seeds in which each of `events` happens, in a random order at random moments: a worker is killed or frozen, a
+    node or the run itself is killed; a new node joins, the run is resumed."""
     sections = {"search": {"population": population, "top_k": 3, "secondary_k": [2]}}
     alone = Run(settings("alone", **sections), tmp_path / "alone")
     workers = {"count": None, "address": cluster.address, "timeout_s": 6.0, "start_timeout_s": 60.0, "max_failures": 10}
     config = settings("fleet", **sections, workers=workers)
     rng = random.Random(seed)
     second = cluster.add_node(**{k: v for k, v in QUIET_NODE.items() if k != "include_dashboard"})
-    events = ["worker"] * num_kills + ["freeze", "node", "run"]
-    rng.shuffle(events)
+    events = rng.sample(events, len(events))
     run, killed = Run(config, tmp_path / "fleet", DELAY_S), []
     for number, event in enumerate(events):
         if not run.until_rows(1 + (number + 1) * (population - 1) // (len(events) + 1)):
@@ -163,40 +163,58 @@ def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path,
     assert code == 0, errors + log
     assert alone.end()[0] == 0 and run.num_rows() == alone.num_rows()
     cluster.remove_node(second, allow_graceful=False)
-    assert {"node", "run", "freeze"} < set(killed) and killed.count("worker") >= num_kills - 1, killed
-    assert log.count("run again") >= 2, log
+    assert len(killed) >= len(events) - 1, f"most must have met a run that was still going: {killed} of {events}"
+    assert log.count("run again") >= len(events) // 2, log  # of a worker that was at work
     check_same(tmp_path / "fleet", tmp_path / "alone", timeless)
 
 
 def test_a_few_kills(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path) -> None:
-    faults(cluster, settings, timeless, tmp_path, population=60, num_kills=2, seed=1)
+    faults(cluster, settings, timeless, tmp_path, population=50, events=["worker", "node", "run"], seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_many_kills_in_two_hundred_seeds(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path) -> None:
-    faults(cluster, settings, timeless, tmp_path, population=200, num_kills=12, seed=2)
+    faults(cluster, settings, timeless, tmp_path, population=200, events=["worker"] * 9 + ["freeze"] * 2 + ["node"] * 2 + ["run"] * 2,
+           seed=2)
 
 
-def test_interrupted_and_killed_runs_leave_no_process_behind(settings: Callable, timeless: Callable, tmp_path: Path) -> None:
-    """With a Ray of its own: Ctrl-C to the whole process group, then SIGKILL to the run alone; each is gone with all it began."""
-    sections = {"search": {"population": 60, "top_k": 3, "secondary_k": [2]}, "workers": {"count": 2}}
-    config = settings("own", **sections)
-    for number, (stop, expected) in enumerate([(lambda p: os.killpg(p.pid, signal.SIGINT), 130), (lambda p: p.kill(), -signal.SIGKILL)]):
-        run = Run(config, tmp_path / "own", DELAY_S)
-        assert run.until_rows(8 * (number + 1))
-        begun = psutil.Process(run.process.pid).children(recursive=True)
-        assert workers_of(begun) or any(child.name().startswith("raylet") for child in begun)
-        stop(run.process)
-        code, errors = run.end()
+def begin_own(config: Path, run_dir: Path, num_rows: int) -> tuple[Run, list[psutil.Process]]:
+    """A run with a Ray of its own, past so many rows, and the processes it began."""
+    run = Run(config, run_dir, DELAY_S)
+    assert run.until_rows(num_rows)
+    begun = psutil.Process(run.process.pid).children(recursive=True)
+    assert any(child.name().startswith("raylet") for child in begun) and len(workers_of(begun)) == 2
+    return run, begun
+
+
+def check_gone(begun: list[psutil.Process]) -> None:
+    """All of them are, but for Ray's own agents, which hold no model and take up to two minutes."""
+    agents = [process for process in begun if process.is_running() and process.name().endswith("Agent")]
+    _, alive = psutil.wait_procs([process for process in begun if process not in agents], timeout=30)
+    assert not alive
+
+
+def test_ctrl_c_ends_a_run_with_all_its_workers(settings: Callable, tmp_path: Path) -> None:
+    run, begun = begin_own(settings("own", workers={"count": 2}, search={"population": 60, "top_k": 3}), tmp_path / "own", 4)
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: the run, Ray and the workers all get it
+    code, errors = run.end(60)
+    assert code == 130 and errors.strip().splitlines()[-1] == "bpb: interrupted; everything so far is kept", errors
+    assert "Traceback" not in errors and read_record(tmp_path / "own").status == "interrupted"
+    check_gone(begun)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_terminated_and_killed_with_a_ray_of_its_own_and_resumed(settings: Callable, timeless: Callable, tmp_path: Path) -> None:
+    sections = {"search": {"population": 60, "top_k": 3, "secondary_k": [2]}}
+    config = settings("own", **sections, workers={"count": 2})
+    for number, (stop, expected) in enumerate([(signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGKILL, -9)]):
+        run, begun = begin_own(config, tmp_path / "own", 8 * (number + 1))
+        run.process.send_signal(stop)
+        code, errors = run.end(60)
         assert code == expected, errors
-        if expected == 130:
-            assert errors.strip().splitlines()[-1] == "bpb: interrupted; everything so far is kept" and "Traceback" not in errors
-            assert read_record(tmp_path / "own").status == "interrupted"
-        _, alive = psutil.wait_procs(begun, timeout=30)
-        assert not alive
-    run = Run(config, tmp_path / "own")
-    assert run.end()[0] == 0
-    alone = Run(settings("alone", **{**sections, "workers": {}}), tmp_path / "alone")
-    assert alone.end()[0] == 0
+        check_gone(begun)
+    assert Run(config, tmp_path / "own").end()[0] == 0
+    assert Run(settings("alone", **sections), tmp_path / "alone").end()[0] == 0
     check_same(tmp_path / "own", tmp_path / "alone", timeless)

@@ -131,6 +131,11 @@ class Fleet:
     def verify_base(self) -> None:
         self._ask_all("verify_base")
 
+    def wait_for(self, num: int) -> None:
+        """Return when so many workers are ready. A run need not: it begins with the first."""
+        while len(self._ready()) < num:
+            self._turn()
+
     def summary(self) -> dict[str, Any]:
         """For the record's provenance: the most workers at one time, those that were lost, what each took."""
         import ray
