@@ -1,6 +1,7 @@
 """Room for workers on nodes, and how Ray is joined: quietly, without its signal handlers, in one sentence where it cannot be."""
 
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -110,9 +111,22 @@ def test_a_ray_that_was_there_before_is_left_as_it_is(joined: Callable) -> None:
 
 def test_a_cluster_that_is_not_there_is_one_sentence(joined: Callable) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ValueError, match="no Ray cluster can be joined at workers.address 10.0.0.9:6379 .no answer.: begin one with `ray"):
-        joined([], error=ConnectionError("no\nanswer"), workers={"count": 2, "address": "10.0.0.9:6379"})
+    with pytest.raises(ValueError, match="no Ray cluster can be joined at workers.address auto .no answer.: begin one with `ray start --head`, or"):
+        joined([], error=ConnectionError("no\nanswer"), workers={"count": 2, "address": "auto"})
     assert signal.getsignal(signal.SIGTERM) == before
+    with socket.socket() as bound, pytest.raises(ValueError, match="joined at workers.address 127.0.0.1:[0-9]+ .*refused"):
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        joined([], workers={"count": 2, "address": f"127.0.0.1:{bound.getsockname()[1]}"})
+
+
+def test_a_cluster_at_an_address_is_joined_as_it_is(joined: Callable) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        _, ray = joined([{"CPU": 4.0}], workers={"count": None, "address": address})
+    assert ray.init_options["address"] == address and not {"num_cpus", "num_gpus"} & set(ray.init_options)
+    assert cluster.os.environ == {}, "settings of its processes are whoever's began them"
 
 
 def test_ray_is_asked_for_only_by_workers(config: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,8 @@ def test_a_small_pool_is_fine_without_its_control() -> None:
     ({"cpus_each": 0}, "workers.cpus_each must be greater than or equal to 1, and it is 0"),
     ({"when_fewer": "wait"}, "workers.when_fewer must be 'use' or 'refuse', and it is 'wait'"),
     ({"timeout_s": 0}, "workers.timeout_s must be greater than 0, and it is 0"),
-    ({"address": ""}, "workers.address String should have at least 1 character"),
+    ({"address": ""}, "workers.address String should match pattern"),
+    ({"address": "ray://head:10001"}, "workers.address String should match pattern"),
     ({"max_failures": 0}, "workers.max_failures must be greater than or equal to 1"),
     ({"counts": 2}, "there is no setting workers.counts; did you mean workers.count?"),
 ])

@@ -1,6 +1,7 @@
 """A fleet on a Ray of this machine: the results of one engine, whatever happens to the workers; refusals in one sentence."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from bitsperbyte.randopt.engines.fake import FakeEngine
 from bitsperbyte.randopt.engines.registry import open_engine
 from bitsperbyte.randopt.jobs import Job, in_turn
 from bitsperbyte.randopt.population import BASE, draw_population
-from bitsperbyte.randopt.workers import Fleet
+from bitsperbyte.randopt.worker import Worker
+from bitsperbyte.randopt.workers import Fleet, left_with_node, why_lost
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
 from bitsperbyte.run.folder import read_jsonl
@@ -118,7 +120,8 @@ def test_a_lost_worker_is_replaced_and_nothing_of_its_work_is_lost(run: Callable
     settings = config(search__population=16, workers={"count": 2, "timeout_s": 2.0})
     record = run(settings, misbehaving(tmp_path, 5, what))
     assert record.provenance["workers"]["lost"] == 1 and (tmp_path / "misbehaved_0").exists()
-    assert "member 5" in (tmp_path / "run" / "run.log").read_text() and "run again" in (tmp_path / "run" / "run.log").read_text()
+    why = {"die": "its worker process has died", "hang": r"has not answered for \d+ s \(workers.timeout_s\)"}[what]
+    assert re.search(rf"worker \d \(.*, process \d+\) .*{why}.*member 5 .* will be run again", (tmp_path / "run" / "run.log").read_text())
     same_as_one_engine(run, tmp_path, timeless, settings, record)
 
 
@@ -206,6 +209,25 @@ def test_fewer_workers_than_asked_for_are_said_and_used_or_refused(config: Calla
         Fleet.open(config(workers={"count": None, "cpus_each": 9}), tmp_path, said.append, opener)
     with pytest.raises(ValueError, match="2 workers of 1 GPU and 1 CPU each were asked for, and this machine has room for 0"):
         Fleet.open(config(model={"path": "fake", "device": "cuda"}, workers={"count": 2}), tmp_path, said.append, opener)
+
+
+def test_an_error_of_ray_is_told_in_its_own_line() -> None:
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    died = RayActorError(error_msg="The actor died unexpectedly before finishing this task.\n\tpid: 7\nThe actor is dead because its node has "
+                                   "died. Node Id: 3f. Some common causes include: (1) a storm")
+    assert why_lost(died) == "its node has died. Node Id: 3f" and left_with_node(died)
+    killed = RayActorError(error_msg="The actor died.\nThe actor is dead because its worker process has died. Code 2. Some common causes: x")
+    assert why_lost(killed) == "its worker process has died. Code 2" and not left_with_node(killed)
+    assert left_with_node(ActorUnavailableError("The actor is unavailable.", b"0" * 16))
+    unborn = RayActorError(error_msg="The actor died because of an error raised in its creation task, C\n ^^\nModuleNotFoundError: No module 'b'")
+    assert why_lost(unborn) == "ModuleNotFoundError: No module 'b'"
+
+
+def test_a_model_made_first_must_lie_where_the_worker_looks(config: Callable, tmp_path: Path) -> None:
+    settings = config(model={"golf": {"settings": {}}}, workers={"count": 1})
+    with pytest.raises(ValueError, match=f"the model that the run made is not in {tmp_path} on .*: .* put the run folder on a file system"):
+        Worker().open(settings.model_dump_json(), str(tmp_path), open_engine, 1)
 
 
 def test_without_ray_one_sentence_says_what_to_do_and_leaves_no_folder(run: Callable, config: Callable, tmp_path: Path,

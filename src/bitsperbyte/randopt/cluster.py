@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from bitsperbyte.randopt.config import RandOptConfig, WorkersSection
 from bitsperbyte.randopt.engines.registry import engine_name
 
+CONNECT_S = 10.0
 OBJECT_STORE_BYTES = 2**28  # of a cluster on this machine: answers and nats of a few members are under way at once
 # For the processes of a cluster that is started here; whoever starts one by `ray start` sets these for it. Ray's memory monitor looks at
 # the whole machine and not at a job's share of it, and kills workers that have memory to spare.
@@ -81,6 +83,13 @@ def _room(cpus: float, gpus: float, needs: Needs) -> int:
     return int(min(cpus // needs.cpus, gpus // needs.gpus if needs.gpus else math.inf))
 
 
+def _require_listener(address: str) -> None:
+    """OSError at once where nobody listens at host:port; Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+
+
 def _connect(section: WorkersSection, needs: Needs) -> bool:
     """Whether Ray was begun here; False where this process was connected to it already."""
     import ray
@@ -102,8 +111,9 @@ def _connect(section: WorkersSection, needs: Needs) -> bool:
             ray.init(address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                      _node_ip_address="127.0.0.1", **quiet)
         else:
+            _require_listener(section.address)
             ray.init(address=section.address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         if section.address is None:
             raise
         raise ValueError(f"no Ray cluster can be joined at workers.address {section.address} ({' '.join(str(error).split())[:200]}): begin "

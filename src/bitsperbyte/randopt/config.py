@@ -134,7 +134,7 @@ class WorkersSection(Section):
 
     count: int | None = Field(0, ge=0, description="0: one engine in this process, without Ray; null: as many as the cluster has room for")
     cpus_each: int = Field(1, ge=1, description="processors, and threads, of each; a worker on GPUs takes hardware.tensor_parallel of them")
-    address: str | None = Field(None, min_length=1, description="auto or host:port of a Ray cluster; null begins one on this machine")
+    address: str | None = Field(None, pattern=r"^(auto|[^/\s]+:[0-9]+)$", description="auto or host:port of a Ray cluster; null: one of its own")
     when_fewer: Literal["use", "refuse"] = Field("use", description="where there is room for fewer workers than asked for")
     timeout_s: float = Field(3600.0, gt=0, description="for one model over one set of items; a worker that takes longer is replaced")
     start_timeout_s: float = Field(1800.0, gt=0, description="to load an engine, and to wait for room in the cluster")

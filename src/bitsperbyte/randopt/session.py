@@ -99,10 +99,10 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
                     record.randopt = evaluate(config, engine, task, grader, journal, found, test_items, held_out, folder.path,
                                               console, say)
                     curves.result(record.randopt)
-                record.provenance |= _device(engine)  # again, since workers may have joined
                 _finish(record, task, engine, launch_s, time.perf_counter() - began)
                 log.write("\n".join(summary(record.randopt.model_dump())) + "\n")
             finally:
+                record.provenance |= _device(engine)  # again, since workers may have joined or left
                 engine.close()
     return record
 

@@ -12,6 +12,7 @@ import torch
 import bitsperbyte
 from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.engines.base import Engine, Sampling
+from bitsperbyte.randopt.engines.registry import require_made
 from bitsperbyte.randopt.jobs import Done, Job, do
 from bitsperbyte.randopt.population import Member
 
@@ -34,7 +35,9 @@ class Worker:
         """Load the engine of `config` (JSON). (What it says of itself, what must be equal among workers, lines for the person)."""
         torch.set_num_threads(num_threads)
         lines: list[str] = []
-        self._engine = opener(RandOptConfig.model_validate_json(config), Path(run_dir), lines.append)
+        settings = RandOptConfig.model_validate_json(config)
+        require_made(settings, Path(run_dir))
+        self._engine = opener(settings, Path(run_dir), lines.append)
         facts = self._engine.describe()
         same: dict[str, Any] = {name: facts.get(name) for name in SAME_FACTS}
         decode = facts.get("decode")

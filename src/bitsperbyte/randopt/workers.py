@@ -40,7 +40,7 @@ class _Slot:
     opening: Any = None
     tasks: deque[tuple[Any, Member]] = field(default_factory=deque)
     is_ready: bool = False
-    where: str = "a node that is yet to be found"
+    where: str = "not placed yet"
     since: float = 0.0
 
     @property
@@ -70,7 +70,7 @@ class Fleet:
         self._losses: Counter[Member] = Counter()  # of workers, by the member that they were at
         self._num_failed_starts = 0  # in a row
         self._num_given_up = 0  # workers that are not replaced
-        self._num_lost = self._most = 0
+        self._num_lost = self._most = self._most_nodes = 0
         self._looked = self._last_ready = time.monotonic()
 
     @classmethod
@@ -137,10 +137,10 @@ class Fleet:
             self._turn()
 
     def summary(self) -> dict[str, Any]:
-        """For the record's provenance: the most workers at one time, those that were lost, what each took."""
+        """For the record's provenance: the most workers and nodes at one time, the workers that were lost, what each took."""
         import ray
 
-        return {"ray": ray.__version__, "most_workers": self._most, "lost": self._num_lost, "nodes": self._cluster.num_nodes(),
+        return {"ray": ray.__version__, "most_workers": self._most, "lost": self._num_lost, "most_nodes": self._most_nodes,
                 "each": {"cpus": self._cluster.needs.cpus, "gpus": self._cluster.needs.gpus}}
 
     def num_devices(self) -> int:
@@ -179,13 +179,13 @@ class Fleet:
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ray.exceptions.RayError) or not isinstance(cause, Exception):
-                self._lose(slot, f"could not go on ({_first_line(cause)})")  # what it was given, or made, was on a node that left
+                self._lose(slot, f"could not go on ({why_lost(cause)})", by_node=True)  # what it was given, or made, is gone with a node
             elif slot.is_ready:
                 raise cause from error
             else:
                 self._failed_to_open(slot, cause)
         except ray.exceptions.RayError as error:
-            self._lose(slot, f"is gone ({_first_line(error)})")
+            self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error))
         return None
 
     def _answered(self, slot: _Slot, answer: Any) -> Done | None:
@@ -248,6 +248,7 @@ class Fleet:
 
     def _target(self) -> int:
         room, wanted = self._cluster.room(), self._section.count
+        self._most_nodes = max(self._most_nodes, self._cluster.num_nodes())
         return (room if wanted is None else min(room, wanted)) - self._num_given_up
 
     def _begin(self) -> None:
@@ -260,19 +261,21 @@ class Fleet:
         slot.opening = actor.open.remote(self._settings, self._run_dir, self._opener, needs.cpus)
         self._slots.append(slot)
 
-    def _lose(self, slot: _Slot, why: str) -> None:
-        """Its members go back to the front of the queue; its place is taken by another at the next look at the cluster."""
+    def _lose(self, slot: _Slot, why: str, by_node: bool = False) -> None:
+        """Its members go back to the front of the queue; its place is taken by another at the next look at the cluster. Neither a member
+        nor the engine is to blame where its node left (`by_node`), so that this counts for no limit."""
         self._num_lost += 1
         self._end(slot)
         members = [member for _, member in slot.tasks]
         self._queue.extendleft(reversed(members))
         if not slot.is_ready:
             self._say(f"{slot} {why} before it was ready")
-            self._count_failed_start(slot, why)
+            if not by_node:
+                self._count_failed_start(slot, why)
             return
         again = f"; {' and '.join(map(str, members))} will be run again" if members else ""
         self._say(f"{slot} {why}{again}")
-        if members:
+        if members and not by_node:
             self._losses[members[0]] += 1
             if self._losses[members[0]] >= self._section.max_failures:
                 raise RunFailed(f"{self._losses[members[0]]} workers were lost at {members[0]} (workers.max_failures): it may need more memory "
@@ -283,7 +286,7 @@ class Fleet:
         """What the first cannot load, none can, as far as one knows. One that joins others does so or does not."""
         if not self._ready():
             raise error
-        self._say(f"{slot} could not open its engine ({_first_line(error)}): going on without it")
+        self._say(f"{slot} could not open its engine ({' '.join(str(error).split())}): going on without it")
         self._give_up(slot)
 
     def _count_failed_start(self, slot: _Slot, why: str) -> None:
@@ -369,13 +372,23 @@ class Fleet:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
             except ray.exceptions.RayError as error:
-                self._lose(slot, f"is gone ({_first_line(error)})")
+                self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error))
 
 
-def _first_line(error: Any) -> str:
-    """What an error says, without Ray's advice below it."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).strip(" .:")[:200]
+def why_lost(error: Any) -> str:
+    """The line of an error of Ray that says what happened, without the advice around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    told = next((line for line in lines if line.startswith("The actor is dead because")), None)
+    if told is None:
+        told = lines[-1] if "creation task" in lines[0] else lines[0]
+    return told.partition(" Some common causes")[0].removeprefix("The actor is dead because ").strip(" .:")[:300]
+
+
+def left_with_node(error: Any) -> bool:
+    """Whether Ray says that a worker's node left, or cannot be spoken to: what it ran then has no part in it."""
+    import ray
+
+    return isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.NodeDiedError) or "node has died" in str(error)
 
 
 def _short(value: Any) -> str:

@@ -269,12 +269,17 @@ def make_model(section: GolfSection, run_dir: Path, say: Callable[[str], None]) 
     not timed, so that the same section gives the same artifact on the same kind of machine."""
     run, data = run_dir / MODEL_FOLDER, run_dir / DATA_FOLDER
     config = golf_config(section, data)
-    earlier = readable_record(run / session.RECORD)
-    if earlier is None or earlier.status != "finished":
+    if not is_made(run_dir):
         say(f"making the model first: {config.schedule.max_steps:,} steps on {section.num_docs:,} documents of {section.corpus}")
         _prepare_corpus(section, data)
         session.train(config, run, resume=(run / CONFIG).exists())
     return run
+
+
+def is_made(run_dir: Path) -> bool:
+    """Whether `make_model` has finished there."""
+    record = readable_record(run_dir / MODEL_FOLDER / session.RECORD)
+    return record is not None and record.status == "finished"
 
 
 def golf_config(section: GolfSection, data: Path) -> GolfConfig:
