@@ -58,6 +58,8 @@ TESTED_IN: dict[str, str] = {
     "golf/reduce.py": "golf/test_ranks.py",
     "golf/step.py": "golf/test_train.py",
     "golf/submit_readme.py": "golf/test_submit.py",
+    "randopt/jobs.py": "randopt/test_workers.py",
+    "randopt/worker.py": "randopt/test_workers.py",
     "records/import_golf.py": "records/test_importers.py",
     "records/import_randopt.py": "records/test_importers.py",
     "records/leaderboard_tables.py": "records/test_leaderboard.py",

@@ -1,11 +1,12 @@
 """The configuration of a RandOpt run: what is refused, and that the named configs hold what their table says."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bitsperbyte.randopt.config import RandOptConfig
-from bitsperbyte.run.config import load_config, resolved_yaml
+from bitsperbyte.run.config import check_settings, config_hash, load_config, resolved_yaml
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "configs" / "randopt"
@@ -85,3 +86,31 @@ def test_settings_that_cannot_work_are_refused(change: dict, expected: str) -> N
 def test_a_small_pool_is_fine_without_its_control() -> None:
     off = {**MINIMAL, "controls": {"random_k": False, "control_pool": 1}}
     assert RandOptConfig.model_validate(off).controls.control_pool == 1
+
+
+@pytest.mark.parametrize(("section", "message"), [
+    ({"count": -1}, "workers.count must be greater than or equal to 0, and it is -1"),
+    ({"count": "two"}, "workers.count must be a valid integer"),
+    ({"cpus_each": 0}, "workers.cpus_each must be greater than or equal to 1, and it is 0"),
+    ({"when_fewer": "wait"}, "workers.when_fewer must be 'use' or 'refuse', and it is 'wait'"),
+    ({"timeout_s": 0}, "workers.timeout_s must be greater than 0, and it is 0"),
+    ({"address": ""}, "workers.address String should match pattern"),
+    ({"address": "ray://head:10001"}, "workers.address String should match pattern"),
+    ({"max_failures": 0}, "workers.max_failures must be greater than or equal to 1"),
+    ({"counts": 2}, "there is no setting workers.counts; did you mean workers.count?"),
+])
+def test_workers_that_cannot_be_are_refused(section: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_settings({**MINIMAL, "workers": section}, RandOptConfig, "a config")
+
+
+def test_workers_need_a_base_to_rebuild_from() -> None:
+    inexact = {**MINIMAL, "noise": {"sigmas": [1e-3], "base": "none"}}
+    assert RandOptConfig.model_validate(inexact).workers.count == 0
+    with pytest.raises(ValueError, match="noise.base none leaves rounding errors that depend on which models ran before"):
+        RandOptConfig.model_validate({**inexact, "workers": {"count": None}})
+
+
+def test_workers_are_not_part_of_a_runs_identity() -> None:
+    configs = [RandOptConfig.model_validate({**MINIMAL, "workers": workers}) for workers in ({}, {"count": 8, "timeout_s": 5})]
+    assert configs[0] != configs[1] and config_hash(configs[0]) == config_hash(configs[1])

@@ -233,3 +233,17 @@ def test_the_plan_is_data_and_a_table(repo_dir: Path) -> None:
     assert "fits" in rows["memory a GPU, total"] and "(published shape)" in rows["model"]
     assert float(rows["seeds/s, at best"]) == pytest.approx(data["seed"]["seeds_per_s"], rel=1e-2)
     assert "of memory" not in " ".join(dict(replace(made, memory=replace(made.memory, available_bytes=None)).rows()))
+
+
+def test_workers_share_the_models_of_a_phase(repo_dir: Path) -> None:
+    one = plan(named(repo_dir, "run_512_7b_h100", "hardware.num_gpus=8"))
+    assert one.num_engines == 1 and any("1 of 8 GPUs would be used: set workers.count to null" in w for w in one.warnings)
+    eight = plan(named(repo_dir, "run_512_7b_h100", "hardware.num_gpus=8", "workers.count=null"))
+    assert eight.num_engines == 8 and eight.warnings == [] and eight.memory == one.memory
+    for alone, shared in zip(one.phases, eight.phases, strict=True):
+        assert shared.seconds == pytest.approx(alone.seconds * -(-alone.num_models // 8) / alone.num_models)
+    assert eight.to_dict()["seed"]["seeds_per_s"] == pytest.approx(8 * one.to_dict()["seed"]["seeds_per_s"])
+    few = plan(named(repo_dir, "run_512_7b_h100", "hardware.num_gpus=8", "hardware.tensor_parallel=2", "workers.count=3",
+                     "model.engine=vllm"))
+    assert few.num_engines == 3 and any("6 of 8 GPUs" in w and "each 2 of them" in w for w in few.warnings)
+    assert plan(named(repo_dir, "smoke_cpu", "workers.count=2")).num_engines == 2

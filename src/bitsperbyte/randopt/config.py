@@ -129,6 +129,18 @@ class HardwareSection(Section):
     tensor_parallel: int = Field(1, ge=1)
 
 
+class WorkersSection(Section):
+    """Engines in Ray workers, which share a population. Nothing here changes a result, so that all of it may change on --resume."""
+
+    count: int | None = Field(0, ge=0, description="0: one engine in this process, without Ray; null: as many as the cluster has room for")
+    cpus_each: int = Field(1, ge=1, description="processors, and threads, of each; a worker on GPUs takes hardware.tensor_parallel of them")
+    address: str | None = Field(None, pattern=r"^(auto|[^/\s]+:[0-9]+)$", description="auto or host:port of a Ray cluster; null: one of its own")
+    when_fewer: Literal["use", "refuse"] = Field("use", description="where there is room for fewer workers than asked for")
+    timeout_s: float = Field(3600.0, gt=0, description="for one model over one set of items; a worker that takes longer is replaced")
+    start_timeout_s: float = Field(1800.0, gt=0, description="to load an engine, and to wait for room in the cluster")
+    max_failures: int = Field(3, ge=1, description="workers lost at one model, or in a row before they are ready, that end the run")
+
+
 class RandOptLoggerSection(LoggerSection):
     every_steps: int = Field(1, ge=1, description="evaluated seeds between two that are logged")
 
@@ -144,6 +156,7 @@ class RandOptConfig(Section):
     heldout: HeldoutSection = HeldoutSection()
     probes: ProbesSection = ProbesSection()
     hardware: HardwareSection = HardwareSection()
+    workers: WorkersSection = WorkersSection()
     logger: RandOptLoggerSection = RandOptLoggerSection()
 
     @model_validator(mode="after")
@@ -153,6 +166,9 @@ class RandOptConfig(Section):
         if self.controls.random_k and self.controls.control_pool < self.search.top_k <= self.search.population:
             raise ValueError(f"controls.control_pool {self.controls.control_pool} must hold at least search.top_k {self.search.top_k} "
                              "members, so that a random ensemble of that size can be drawn: raise it, or turn controls.random_k off")
+        if self.workers.count != 0 and self.noise.base == "none":
+            raise ValueError("noise.base none leaves rounding errors that depend on which models ran before, so that workers would give "
+                             "other results than one engine: take pinned or device, or set workers.count to 0")
         if self.hardware.num_gpus % self.hardware.tensor_parallel:
             raise ValueError(f"hardware.num_gpus {self.hardware.num_gpus} must be a multiple of hardware.tensor_parallel "
                              f"{self.hardware.tensor_parallel}")

@@ -27,6 +27,7 @@ from bitsperbyte.randopt.search import SearchResult
 from bitsperbyte.randopt.tasks.base import Item, Task
 from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.randopt.vote import Ballots, Outcome, ensemble
+from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.stats.paired import mcnemar_exact, paired_bootstrap_accuracy, spearman, wilson
 from bitsperbyte.text.slices import Slice
 
@@ -34,7 +35,7 @@ NATS = "nats"  # folder of a run: nats by token of every model that is mixed
 
 
 def evaluate(
-    config: RandOptConfig, engine: Engine, task: Task, grader: Grader, journal: Journal, found: SearchResult,
+    config: RandOptConfig, engine: Engine | Fleet, task: Task, grader: Grader, journal: Journal, found: SearchResult,
     test_items: Sequence[Item], held_out: Slice | None, run_dir: Path, console: Console, say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run everything the record needs that the journal does not hold yet, and return the record's `randopt` part."""
@@ -52,7 +53,7 @@ class _Evaluation:
     """What is run, and the figures that come of it. Members are ranked by train reward; equal ones by index."""
 
     def __init__(
-        self, config: RandOptConfig, engine: Engine, task: Task, grader: Grader, journal: Journal, found: SearchResult,
+        self, config: RandOptConfig, engine: Engine | Fleet, task: Task, grader: Grader, journal: Journal, found: SearchResult,
         test_items: Sequence[Item], run_dir: Path, console: Console, say: Callable[[str], None],
     ) -> None:
         self.config, self.engine, self.task, self.grader, self.journal, self.found = config, engine, task, grader, journal, found

@@ -6,7 +6,7 @@ The times are bounds and not forecasts. A seed of P parameters that answers its 
 
 where T counts the tokens of prompts and answers. In decoding, each step reads every weight once, whatever the number of sequences, and
 each sequence its own cache: a answer tokens after p prompt tokens read about a (p + a / 2) cached tokens. The switch reads the base and
-writes the live weights.
+writes the live weights. Engines in workers share the models of a phase, so that its bound is that of the engine with the most.
 """
 
 import os
@@ -140,7 +140,7 @@ class SeedTime:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of the run: `num_models` runs over the same `num_items` prompts or documents. `seconds` is their bound."""
+    """One phase of the run: `num_models` runs over the same `num_items` prompts or documents. `seconds` is the bound of its wall time."""
 
     name: str
     num_models: int
@@ -155,6 +155,7 @@ class Plan:
     title: str
     shape: ModelShape
     memory: Memory
+    num_engines: int
     engines: str
     seed: SeedTime | None
     phases: list[Phase]
@@ -174,7 +175,7 @@ class Plan:
         made = asdict(self)
         made["memory"] |= memory
         if self.seed:
-            made["seed"] |= {"total_s": self.seed.total_s, "seeds_per_s": 1 / self.seed.total_s}
+            made["seed"] |= {"total_s": self.seed.total_s, "seeds_per_s": self.num_engines / self.seed.total_s}
         return {**made, "generated_tokens": self.generated_tokens, "total_s": self.total_s}
 
     def rows(self) -> list[tuple[str, str]]:
@@ -198,7 +199,7 @@ class Plan:
             t = self.seed
             rows += [("a seed, at best", f"{t.total_s:.3g} s: weights {t.weight_reads_s:.3g} + cache {t.cache_reads_s:.3g} s read, or "
                                          f"{t.compute_s:.3g} s of arithmetic; switch {t.switch_s * 1e3:.2g} ms"),
-                     ("seeds/s, at best", f"{1 / t.total_s:.3g}"), ("the whole run, at least", _duration(self.total_s))]
+                     ("seeds/s, at best", f"{self.num_engines / t.total_s:.3g}"), ("the whole run, at least", _duration(self.total_s))]
         return [*rows, *(("assumed", text) for text in self.assumptions)]
 
 
@@ -221,7 +222,7 @@ def plan(config: RandOptConfig) -> Plan:
                      cache=shape.cache_bytes(itemsize), gpu=gpu, num_gpus=config.hardware.tensor_parallel,
                      num_sequences=max(1, memory.num_sequences), pinned=memory.pinned_bytes > 0)
 
-    return Plan(f"plan of {config.name}", shape, memory, _engines(config), seed_time(work), _phases(config, work, seed_time),
+    return Plan(f"plan of {config.name}", shape, memory, num_engines(config), _engines(config), seed_time(work), _phases(config, work, seed_time),
                 _assumptions(config, work, gpu), _warnings(config, memory, gpu))
 
 
@@ -245,6 +246,15 @@ def bound(work: Work, num_parameters: int, *, weights: int, cache: int, gpu: Gpu
                     2 * num_parameters * work.tokens / (gpu.flops * num_gpus * MODEL_FLOPS_SHARE), switch_s)
 
 
+def num_engines(config: RandOptConfig) -> int:
+    """As many as there are workers; on GPUs no more than `hardware` has room for."""
+    asked, hardware = config.workers.count, config.hardware
+    if config.model.device == "cpu" or not hardware.gpu:
+        return asked or 1
+    room = hardware.num_gpus // hardware.tensor_parallel
+    return max(1, room if asked is None else min(asked, room))
+
+
 def gpu_of(name: str | None) -> Gpu | None:
     """The GPU that a name such as "NVIDIA H100 80GB HBM3" means; None for no name, or one that is not in GPUS."""
     words = (name or "").upper().replace("-", " ").split()
@@ -265,7 +275,8 @@ def _phases(config: RandOptConfig, train: Work, seed_time: Callable[[Work], Seed
     phases = []
     for name, num_models, work, num_switches in planned:
         t = seed_time(work)
-        seconds = None if t is None else num_models * t.answering_s + num_switches * t.switch_s
+        share = -(-num_models // num_engines(config)) / max(1, num_models)  # of the engine with the most models
+        seconds = None if t is None else share * (num_models * t.answering_s + num_switches * t.switch_s)
         if num_models:
             num = num_models * work.num
             phases.append(Phase(name, num_models, work.num, num * work.answer, num * work.prompt, seconds))
@@ -422,20 +433,24 @@ def _assumptions(config: RandOptConfig, work: Work, gpu: Gpu | None) -> list[str
 
 def _engines(config: RandOptConfig) -> str:
     """How many engines, on how many GPUs each."""
-    hardware, name = config.hardware, engine_name(config.model)
-    if hardware.gpu is None or config.model.device == "cpu":
-        return f"one engine of {name}, on a CPU" if config.model.device == "cpu" else f"one engine of {name}"
-    num, split = hardware.num_gpus // hardware.tensor_parallel, hardware.tensor_parallel
-    return f"{num} engine{'s' if num > 1 else ''} of {name}, {'each on ' if num > 1 else 'on '}{split} GPU{'s' if split > 1 else ''}"
+    num, split, name = num_engines(config), config.hardware.tensor_parallel, engine_name(config.model)
+    what = f"{num} engines of {name}" if num > 1 else f"1 engine of {name}"
+    if config.model.device == "cpu":
+        return f"{what}, on a CPU"
+    if config.hardware.gpu is None:
+        return what
+    return f"{what}, {'each on ' if num > 1 else 'on '}{split} GPU{'s' if split > 1 else ''}"
 
 
 def _warnings(config: RandOptConfig, memory: Memory, gpu: Gpu | None) -> list[str]:
     hardware, warnings = config.hardware, []
+    used = num_engines(config) * hardware.tensor_parallel
     if hardware.tensor_parallel > 1 and engine_name(config.model) != "vllm":
         warnings.append(f"hardware.tensor_parallel is {hardware.tensor_parallel}, and only the vllm engine splits a model over GPUs: set "
                         "model.engine to vllm, or hardware.tensor_parallel to 1")
-    elif hardware.num_gpus > hardware.tensor_parallel:
-        warnings.append(f"hardware.num_gpus is {hardware.num_gpus}: the times are those of one engine, on {hardware.tensor_parallel}")
+    elif hardware.gpu and used < hardware.num_gpus:
+        group = f"{hardware.tensor_parallel} of them" if hardware.tensor_parallel > 1 else "of them"
+        warnings.append(f"{used} of {hardware.num_gpus} GPUs would be used: set workers.count to null for an engine on each {group}")
     wanted = min(max(config.task.num_train, config.task.num_test), config.decode.max_sequences or config.task.num_test)
     if memory.fits is False:
         warnings.append(f"does not fit: {_what_to_change(config, memory)}")

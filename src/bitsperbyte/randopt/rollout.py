@@ -8,24 +8,26 @@ import io
 import math
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bitsperbyte.metric.bpb import Score
-from bitsperbyte.randopt.engines.base import DocumentNats, Engine, Generation, Sampling
+from bitsperbyte.randopt.engines.base import DocumentNats, Engine, Sampling
+from bitsperbyte.randopt.jobs import Done, Job, in_turn
 from bitsperbyte.randopt.journal import Journal, Row
 from bitsperbyte.randopt.population import Member
 from bitsperbyte.randopt.tasks.base import Grade, Item, Task
 from bitsperbyte.randopt.tasks.grading import Grader
+from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.run.folder import write_atomic
-from bitsperbyte.run.outcome import RunFailed
 
+GRADED_AT_ONCE = 64  # members of a fleet whose answers are being graded; more than that, and the workers wait
 GRADING_GRACE_S = 10.0  # after an interrupt or a failure, for the answers that are being graded
 
 
@@ -33,11 +35,8 @@ GRADING_GRACE_S = 10.0  # after an interrupt or a failure, for the answers that 
 class _Generated:
     """A member's answers on their way through the grader."""
 
-    member: Member
-    answers: list[Generation]
+    done: Done
     grades: Future[list[Grade]]
-    switch_s: float
-    generate_s: float
     submitted: float  # perf_counter
     graded: float = 0.0
 
@@ -47,7 +46,7 @@ class _Generated:
 
 
 def run_members(
-    engine: Engine, task: Task, grader: Grader, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member],
+    engine: Engine | Fleet, task: Task, grader: Grader, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member],
     sampling_of: Callable[[Member], Sampling], *, context: int | None = None, nats_dir: Path | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
@@ -55,15 +54,20 @@ def run_members(
 
     With `context` the items' texts are scored in windows of so many tokens; otherwise their questions are answered and graded.
     `nats_dir` keeps the nats of each scored token, one file a member, for mixtures. An error of the engine names the member. On an
-    interrupt the member whose answers are being graded is still written, if that takes no more than GRADING_GRACE_S.
+    interrupt the members whose answers are being graded are still written, if that takes no more than GRADING_GRACE_S.
     """
     missing = [member for member in members if not _is_done(journal, phase, member, len(items), nats_dir)]
     if missing:
         try:
             if context is None:
-                _answer(engine, task, grader, journal, phase, items, missing, sampling_of, on_row)
+                job = Job(phase, prompts=engine.encode([task.prompt(item) for item in items]))
+                most = GRADED_AT_ONCE if isinstance(engine, Fleet) else 1
+                with closing(_run(engine, job, missing, sampling_of)) as produced:
+                    _answer(produced, grader, journal, phase, items, most, on_row)
             else:
-                _score(engine, journal, phase, items, missing, context, nats_dir, on_row)
+                job = Job(phase, texts=[item.question for item in items], context=context)
+                with closing(_run(engine, job, missing, sampling_of)) as produced:
+                    _score(produced, journal, phase, nats_dir, on_row)
         except BaseException:
             with suppress(Exception):  # a device that failed fails here again, and the error that counts is the first
                 engine.reset()
@@ -71,6 +75,11 @@ def run_members(
         engine.reset()
         engine.verify_base()
     return [journal.get(phase, member.index) for member in members]
+
+
+def _run(engine: Engine | Fleet, job: Job, members: Sequence[Member], sampling_of: Callable[[Member], Sampling]) -> Generator[Done, None, None]:
+    """What each of `members` did: of one engine in their order, of a fleet as they finish."""
+    return engine.run(job, members, sampling_of) if isinstance(engine, Fleet) else in_turn(engine, job, members, sampling_of)
 
 
 def read_nats(nats_dir: Path, phase: str, index: int) -> list[DocumentNats]:
@@ -114,58 +123,47 @@ def _readable(nats_dir: Path, phase: str, index: int) -> bool:
 
 
 def _answer(
-    engine: Engine, task: Task, grader: Grader, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member],
-    sampling_of: Callable[[Member], Sampling], on_row: Callable[[Row], None],
+    produced: Iterator[Done], grader: Grader, journal: Journal, phase: str, items: Sequence[Item], most: int, on_row: Callable[[Row], None],
 ) -> None:
-    prompt_ids = engine.encode([task.prompt(item) for item in items])
+    """Grade and write what is produced; at most `most` members wait for their grades while others generate."""
     since = time.perf_counter()
-    pending: _Generated | None = None
+    pending: deque[_Generated] = deque()
 
     def collect() -> None:
-        nonlocal pending, since
-        done = pending
-        if done is None:
-            return
-        grades = done.grades.result()
-        pending = None  # only now: an interrupt of the wait leaves it to the last collect
+        nonlocal since
+        first = pending[0]
+        grades = first.grades.result()
+        pending.popleft()  # only now: an interrupt of the wait leaves it to the last collect
         now = time.perf_counter()
-        row = _answered_row(phase, done, grades, seconds=now - since)
+        row = _answered_row(phase, first, grades, seconds=now - since)
         since = now
         journal.append(row)
         on_row(row)
 
     try:
-        for member in members:
-            with _naming(member, phase):
-                switch_s = _switch(engine, member)
-                begin = time.perf_counter()
-                answers = engine.generate(prompt_ids, sampling_of(member))
-                generate_s = time.perf_counter() - begin
-            collect()  # it was graded meanwhile
-            grades = grader.submit(items, [answer.text for answer in answers])
-            pending = _Generated(member, answers, grades, switch_s, generate_s, time.perf_counter()).watch()
-        collect()
+        for done in produced:
+            while pending and (len(pending) >= most or pending[0].grades.done()):
+                collect()  # it was graded meanwhile
+            grades = grader.submit(items, [answer.text for answer in done.answers])
+            pending.append(_Generated(done, grades, time.perf_counter()).watch())
+        while pending:
+            collect()
     except BaseException:
-        if pending and wait([pending.grades], GRADING_GRACE_S).done and pending.grades.exception() is None:
+        until = time.perf_counter() + GRADING_GRACE_S
+        while pending and wait([pending[0].grades], max(0.0, until - time.perf_counter())).done and pending[0].grades.exception() is None:
             collect()
         raise
 
 
-def _score(
-    engine: Engine, journal: Journal, phase: str, items: Sequence[Item], members: Sequence[Member], context: int, nats_dir: Path | None,
-    on_row: Callable[[Row], None],
-) -> None:
-    texts = [item.question for item in items]
-    for member in members:
-        since = time.perf_counter()
-        with _naming(member, phase):
-            switch_s = _switch(engine, member)
-            begin = time.perf_counter()
-            documents = engine.score(texts, context)
-            generate_s = time.perf_counter() - begin
+def _score(produced: Iterator[Done], journal: Journal, phase: str, nats_dir: Path | None, on_row: Callable[[Row], None]) -> None:
+    since = time.perf_counter()
+    for done in produced:
+        member = done.member
         if nats_dir is not None:
-            _keep_nats(nats_path(nats_dir, phase, member.index), documents)  # before the row: a row says that they are there
-        row = _scored_row(phase, member, documents, switch_s, generate_s, time.perf_counter() - since)
+            _keep_nats(nats_path(nats_dir, phase, member.index), done.documents)  # before the row: a row says that they are there
+        now = time.perf_counter()
+        row = _scored_row(phase, done, now - since)
+        since = now
         earlier = journal.get(phase, member.index)
         if earlier is None:
             journal.append(row)
@@ -176,28 +174,20 @@ def _score(
                              "changed; start a new run in another --run-dir")
 
 
-def _switch(engine: Engine, member: Member) -> float:
-    begin = time.perf_counter()
-    if member.seed is None:
-        engine.reset()
-    else:
-        engine.perturb(member.seed, member.sigma)
-    return time.perf_counter() - begin
-
-
-def _answered_row(phase: str, done: _Generated, grades: Sequence[Grade], seconds: float) -> Row:
+def _answered_row(phase: str, graded: _Generated, grades: Sequence[Grade], seconds: float) -> Row:
     rewards = [float(grade.reward) for grade in grades]
+    done = graded.done
     answers, member = done.answers, done.member
     return Row(phase, member.index, member.seed, member.sigma, reward=_mean(rewards, member, phase), rewards=rewards,
                correct=[bool(grade.correct) for grade in grades], votes=[grade.vote for grade in grades], nats=[], num_bytes=[],
                num_prompts=len(answers), num_prompt_tokens=sum(a.num_prompt_tokens for a in answers),
                num_tokens=sum(a.num_tokens for a in answers), num_truncated=sum(a.truncated for a in answers),
-               switch_s=done.switch_s, generate_s=done.generate_s, grade_s=max(0.0, done.graded - done.submitted), seconds=seconds)
+               switch_s=done.switch_s, generate_s=done.generate_s, grade_s=max(0.0, graded.graded - graded.submitted), seconds=seconds)
 
 
-def _scored_row(phase: str, member: Member, documents: Sequence[DocumentNats], switch_s: float, generate_s: float,
-                seconds: float) -> Row:
+def _scored_row(phase: str, done: Done, seconds: float) -> Row:
     """The reward is minus the bpb of all documents together; each document's own stands in `rewards` only as nats and bytes."""
+    member, documents = done.member, done.documents
     nats = [float(document.nats.sum()) for document in documents]
     num_bytes = [int(document.num_bytes.sum()) for document in documents]
     num_tokens = sum(len(document.nats) for document in documents)
@@ -207,7 +197,7 @@ def _scored_row(phase: str, member: Member, documents: Sequence[DocumentNats], s
     reward = -Score(math.fsum(nats), sum(num_bytes), num_tokens).bpb
     return Row(phase, member.index, member.seed, member.sigma, reward=reward, rewards=[], correct=[], votes=[], nats=nats,
                num_bytes=num_bytes, num_prompts=len(documents), num_prompt_tokens=0, num_tokens=num_tokens, num_truncated=0,
-               switch_s=switch_s, generate_s=generate_s, grade_s=0.0, seconds=seconds)
+               switch_s=done.switch_s, generate_s=done.generate_s, grade_s=0.0, seconds=seconds)
 
 
 def _mean(rewards: Sequence[float], member: Member, phase: str) -> float:
@@ -222,15 +212,3 @@ def _keep_nats(path: Path, documents: Sequence[DocumentNats]) -> None:
     np.savez(content, nats=np.concatenate([d.nats for d in documents]), num_bytes=np.concatenate([d.num_bytes for d in documents]),
              lengths=np.array([len(d.nats) for d in documents], dtype=np.int64))
     write_atomic(path, content.getvalue())
-
-
-@contextmanager
-def _naming(member: Member, phase: str) -> Iterator[None]:
-    """An error of the engine says at which member it came."""
-    try:
-        yield
-    except (RunFailed, ValueError, OSError, torch.OutOfMemoryError):
-        raise  # these say what to do
-    except Exception as error:
-        raise RunFailed(f"{member} failed in {phase}: {str(error) or type(error).__name__}; everything before it is kept, and --resume "
-                        "goes on with it") from error

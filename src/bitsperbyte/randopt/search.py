@@ -15,6 +15,7 @@ from bitsperbyte.randopt.population import BASE, Member, draw_population
 from bitsperbyte.randopt.rollout import run_members
 from bitsperbyte.randopt.tasks.base import Item, Task
 from bitsperbyte.randopt.tasks.grading import Grader
+from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.stats.intervals import mean, standard_deviation, standard_error
 
 LINE_EVERY_S = 15.0  # between progress lines where there is no terminal to draw a bar in
@@ -51,7 +52,7 @@ class SearchResult:
 
 
 def search(
-    config: RandOptConfig, engine: Engine, task: Task, grader: Grader, journal: Journal, train_items: Sequence[Item], console: Console,
+    config: RandOptConfig, engine: Engine | Fleet, task: Task, grader: Grader, journal: Journal, train_items: Sequence[Item], console: Console,
     say: Callable[[str], None],
 ) -> SearchResult:
     """Evaluate what the journal does not hold yet of the base and the population, and select the best `search.top_k`."""

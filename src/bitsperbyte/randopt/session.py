@@ -17,6 +17,7 @@ from rich.console import Console
 
 import bitsperbyte
 from bitsperbyte.randopt import noise
+from bitsperbyte.randopt.cluster import require_ray
 from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.curves import Curves
 from bitsperbyte.randopt.engines.base import Engine
@@ -29,9 +30,10 @@ from bitsperbyte.randopt.tasks.arithmetic import Arithmetic, training_documents
 from bitsperbyte.randopt.tasks.base import Task
 from bitsperbyte.randopt.tasks.grading import Grader
 from bitsperbyte.randopt.tasks.registry import open_task
+from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import continue_record, readable_record, write_record
-from bitsperbyte.run.config import LOGGER, config_diff, config_hash, resolved_yaml
+from bitsperbyte.run.config import LOGGER, WORKERS, config_diff, config_hash, resolved_yaml
 from bitsperbyte.run.console import SteadyConsole
 from bitsperbyte.run.folder import CONFIG, IDENTITY, RunFolder, check_same_config, read_identity
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
@@ -44,7 +46,7 @@ RECORD, JOURNAL, LOG = "record.json", "journal.jsonl", "run.log"
 IDENTITY_PARTS = ("config", "task", "slice", "versions")
 # What a resumed run may be given anew: none of it changes a row of the journal. Growing is checked where it is done.
 MAY_CHANGE = ("config.search.population", "config.search.secondary_k", "config.probes", "config.decode.max_sequences",
-              "config.decode.memory_share", "config.model.path", "config.hardware", f"config.{LOGGER}")
+              "config.decode.memory_share", "config.model.path", "config.hardware", f"config.{LOGGER}", f"config.{WORKERS}")
 
 
 def run(config: RandOptConfig, run_dir: Path, *, resume: bool = False, console: Console | None = None) -> Record:
@@ -61,6 +63,7 @@ def run(config: RandOptConfig, run_dir: Path, *, resume: bool = False, console: 
 def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Console) -> Record:
     began = time.perf_counter()
     require_installed(config.logger)
+    require_ray(config.workers)
     task = open_task(config.task)
     train_items, test_items = task.items()  # ValueError before the folder holds a run
     held_out = _held_out(config, lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
@@ -81,9 +84,9 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
         write_record(folder.path / RECORD, record)
         folder.write_atomic(CONFIG, resolved_yaml(config))  # last: its presence says that the folder holds a run
         with _tracked(config, folder, record, say) as tracker, _recorded(folder, record, config, console):
-            engine = open_engine(config, folder.path, say)
+            engine = _open(config, folder.path, say)
             try:
-                record.provenance = {**record.provenance, "device": engine.describe()["device"]}
+                record.provenance |= _device(engine)
                 launch_s = time.perf_counter() - began
                 journal = Journal.open(folder.path / JOURNAL, {"engine": _model_identity(engine), "task": identity["task"],
                                                                "noise": noise.describe(config.noise.scheme)})
@@ -99,6 +102,7 @@ def _run(config: RandOptConfig, folder: RunFolder, resume: bool, console: Consol
                 _finish(record, task, engine, launch_s, time.perf_counter() - began)
                 log.write("\n".join(summary(record.randopt.model_dump())) + "\n")
             finally:
+                record.provenance |= _device(engine)  # again, since workers may have joined or left
                 engine.close()
     return record
 
@@ -165,12 +169,26 @@ def _check_resumable(run_dir: Path, identity: dict[str, Any], config: RandOptCon
         raise ValueError(f"a population only grows: {run_dir} was begun with search.population {before}, and "
                          f"{config.search.population} is fewer")
     earlier = readable_record(run_dir / RECORD)
-    if earlier and earlier.status == "finished" and not config_diff(*({**c, LOGGER: None} for c in (saved["config"], identity["config"]))):
+    without = {LOGGER: None, WORKERS: None}
+    if earlier and earlier.status == "finished" and not config_diff(*({**c, **without} for c in (saved["config"], identity["config"]))):
         raise ValueError(f"the run in {run_dir} is finished: see its {RECORD}, grow it with --set search.population={2 * before}, "
                          "or take another --run-dir")
 
 
-def _model_identity(engine: Engine) -> dict[str, Any]:
+def _open(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> Engine | Fleet:
+    """The engine of the config: in this process, or as many as there are workers."""
+    if config.workers.count == 0:
+        return open_engine(config, run_dir, say)
+    return Fleet.open(config, run_dir, say, open_engine)
+
+
+def _device(engine: Engine | Fleet) -> dict[str, Any]:
+    """What the record says of where the run ran."""
+    facts = {"device": engine.describe()["device"]}
+    return {**facts, "num_devices": engine.num_devices(), "workers": engine.summary()} if isinstance(engine, Fleet) else facts
+
+
+def _model_identity(engine: Engine | Fleet) -> dict[str, Any]:
     facts = engine.describe()
     return {name: facts.get(name) for name in ("kind", "weights_sha256", "tokenizer_sha256", "dtype", "prompt_format")}
 
@@ -182,7 +200,7 @@ def _new_record(config: RandOptConfig) -> Record:
                   provenance=facts, seed=config.search.seed)
 
 
-def _finish(record: Record, task: Task, engine: Engine, launch_s: float, total_s: float) -> None:
+def _finish(record: Record, task: Task, engine: Engine | Fleet, launch_s: float, total_s: float) -> None:
     """Fill in what spans the phases. Seconds of a phase are those of its rows, over all attempts; launch and this_attempt are of the
     last attempt alone."""
     facts, described = engine.describe(), task.describe()

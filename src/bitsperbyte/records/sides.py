@@ -9,7 +9,7 @@ from typing import Any
 from bitsperbyte.records.leaderboard import hardware
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import RECORD, read_record
-from bitsperbyte.run.config import LOGGER, config_diff
+from bitsperbyte.run.config import LOGGER, WORKERS, config_diff
 
 SEED_KEYS = ("train.seed", "search.seed")
 _IGNORED = {"name", *SEED_KEYS}  # of a config, beside the logger: what changes nothing about a run, or is meant to differ
@@ -97,9 +97,9 @@ def same_run(a: Run, b: Run) -> str | None:
 
 
 def config_differences(a: Record, b: Record) -> list[str]:
-    """In what two runs were set up differently, by dotted key, beside name, seed and logger."""
+    """In what two runs were set up differently, by dotted key, beside name, seed, logger and workers."""
     lines = config_diff(a.config, b.config)
-    return [line for line in lines if line.partition(":")[0] not in _IGNORED and line.partition(":")[0].partition(".")[0] != LOGGER]
+    return [line for line in lines if line.partition(":")[0] not in _IGNORED and line.partition(":")[0].partition(".")[0] not in (LOGGER, WORKERS)]
 
 
 def warnings_of(a: Side, b: Side) -> list[str]:

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
-LOGGER = "logger"  # the section of a config that changes nothing about a run: not part of its hash, free to change on --resume
+LOGGER, WORKERS = "logger", "workers"  # sections of a config that change nothing about a run: not part of its hash, free to change on --resume
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -130,9 +130,9 @@ def resolved_yaml(model: BaseModel) -> str:
 
 
 def config_hash(model: BaseModel) -> str:
-    """sha256 (hex) of the canonical JSON of every setting but the logger's; equal for equal settings however they were written."""
+    """sha256 (hex) of the canonical JSON of every setting but the logger's and the workers'; equal for equal settings however they were written."""
     text = json.dumps(
-        model.model_dump(mode="json", exclude={LOGGER}), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        model.model_dump(mode="json", exclude={LOGGER, WORKERS}), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -239,7 +239,7 @@ def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]
     if config.model.revision:
         raise ValueError("model.revision is for models of the hub, and a golf model is a file on this machine: leave it out")
     if config.model.golf is not None:
-        run = _made_model(config.model.golf, run_dir, say)
+        run = make_model(config.model.golf, run_dir, say)
         record = readable_record(run / session.RECORD)
         facts = {"model": record.name, "revision": None, "trained": {"corpus": config.model.golf.corpus, **_outcome(record)}}
         path = run / session.ARTIFACT
@@ -264,17 +264,22 @@ def open_engine(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]
     return engine
 
 
-def _made_model(section: GolfSection, run_dir: Path, say: Callable[[str], None]) -> Path:
+def make_model(section: GolfSection, run_dir: Path, say: Callable[[str], None]) -> Path:
     """The folder of the finished golf run of `section`, trained now, or further, as far as it is not there yet. Steps are counted and
     not timed, so that the same section gives the same artifact on the same kind of machine."""
     run, data = run_dir / MODEL_FOLDER, run_dir / DATA_FOLDER
     config = golf_config(section, data)
-    earlier = readable_record(run / session.RECORD)
-    if earlier is None or earlier.status != "finished":
+    if not is_made(run_dir):
         say(f"making the model first: {config.schedule.max_steps:,} steps on {section.num_docs:,} documents of {section.corpus}")
         _prepare_corpus(section, data)
         session.train(config, run, resume=(run / CONFIG).exists())
     return run
+
+
+def is_made(run_dir: Path) -> bool:
+    """Whether `make_model` has finished there."""
+    record = readable_record(run_dir / MODEL_FOLDER / session.RECORD)
+    return record is not None and record.status == "finished"
 
 
 def golf_config(section: GolfSection, data: Path) -> GolfConfig:
