@@ -84,7 +84,7 @@ def test_scripts_resume_what_they_find_and_end_before_the_limit() -> None:
     for path in SCRIPTS:
         text = path.read_text()
         assert '"${resume[@]}"' in text and 'identity.json" ]]; then resume=(--resume); fi' in text, path
-        assert "#SBATCH --signal=TERM@" in text and "#SBATCH --requeue" in text, path
+        assert re.search(r"#SBATCH --signal=(B:)?TERM@", text) and "#SBATCH --requeue" in text, path
         assert path.stat().st_mode & 0o100, f"{path} is not executable"
 
 
