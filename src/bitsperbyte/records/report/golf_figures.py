@@ -201,8 +201,8 @@ def pace_plot(runs: Sequence[Run]) -> Plot | str:
                      f"{shown(run.at('/training/step_ms_p95'), '.1f')} ms" for run in runs)
     beyond = _beyond(runs, [run.steps for run in runs], "step_ms", top.high, "steps", "ms") if top else ""
     return Plot("pace", "Learning rate and step time", "Learning rate and milliseconds of a step against steps",
-                f"Left: the learning rate as a share of the full one; where it falls is the warmdown. Right: what each step took; half of them "
-                f"took at most, and {constant('95%')} at most: {pace}.{beyond}", (300, 560), draw)
+                f"Left: the learning rate as a share of the full one; where it falls is the warmdown. Right: the time of each step; "
+                f"median and {constant('95th')} percentile: {pace}.{beyond}", (300, 560), draw)
 
 
 def ledger_parts(run: Run) -> list[tuple[str, Value]]:
@@ -260,8 +260,10 @@ def ledger_plot(runs: Sequence[Run]) -> Plot | str:
         canvas.key(handles, [*kinds, *["margin to the cap"] * bool(caps)])
 
     height = 120 + 46 * len(bars)
+    alone = (" The weights are split by what each tensor takes if compressed by itself; header and joint compression is what the file takes "
+             "beyond their sum, below zero where compressing them together saved more than the header costs.") if REST in kinds else ""
     return Plot("ledger", "Byte ledger", "Bytes of code and of the compressed weights by part, and the margin to the cap",
-                "What ships, by part, as it lies compressed in the file; the upright line is the cap.", (height, height + 110), draw)
+                f"What ships, by part; the upright line is the cap.{alone}", (height, height + 110), draw)
 
 
 def position_row(run: Run) -> tuple[int, ScoreRow] | None:

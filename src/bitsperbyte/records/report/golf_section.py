@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from bitsperbyte.records.leaderboard import BEFORE
 from bitsperbyte.records.report import golf_figures as figures
 from bitsperbyte.records.report.drawing import Plot, letter
-from bitsperbyte.records.report.markup import Cell, escaped, number, paragraphs, shown, table, text
+from bitsperbyte.records.report.markup import Cell, constant, escaped, number, paragraphs, shown, table, text
 from bitsperbyte.records.report.run_facts import columns, common_rows, heads
 from bitsperbyte.records.report.sources import Run, Value, sub
 from bitsperbyte.records.schema import ScoreRow
@@ -36,16 +36,25 @@ def _summary(runs: Sequence[Run]) -> str:
         ["tokens", *(_count(run, "/training/num_tokens") for run in runs)],
         ["tokens a step", *(_count(run, "/training/batch_tokens") for run in runs)],
         ["parameters", *(_count(run, "/training/num_parameters") for run in runs)],
-        ["step time, half at most", *(number(run.at("/training/step_ms_p50"), ",.1f", unit="ms") for run in runs)],
-        ["step time, nearly all at most", *(number(run.at("/training/step_ms_p95"), ",.1f", unit="ms") for run in runs)],
-        ["training time", *columns(runs, _budget)],
+        ["step time, median", *(number(run.at("/training/step_ms_p50"), ",.1f", unit="ms") for run in runs)],
+        [f"step time, {constant('95th')} percentile", *(number(run.at("/training/step_ms_p95"), ",.1f", unit="ms") for run in runs)],
+        ["training time", *(_budget(run) for run in runs)],
         ["warmdown", *columns(runs, lambda run: text(run.at("/training/warmdown")))],
         ["resumed", *columns(runs, _resumes)],
         ["code and weights", *(number(run.at("/artifact/total_bytes"), ",", unit="bytes") for run in runs)],
         ["margin to the cap", *(number(run.at("/artifact/margin_bytes"), ",", unit="bytes") for run in runs)],
-        ["packing", *columns(runs, lambda run: f"{text(run.at('/artifact/scheme'))} + {text(run.at('/artifact/codec'))}")],
+        ["packing", *columns(runs, _packing)],
     ]
-    return table(["", *heads(runs)], rows)
+    return table(["", *heads(runs)], rows) + _unequal_headlines(runs)
+
+
+def _unequal_headlines(runs: Sequence[Run]) -> str:
+    """What to say where the scores of the artifacts stand side by side and do not compare."""
+    keys = {row.evaluation_key for run in runs if (row := run.record.score("artifact"))}
+    if len(keys) < 2:
+        return ""
+    return paragraphs(["The scores of these artifacts were made under unequal evaluations and do not compare: the tables below hold those "
+                       "that do."], "remark")
 
 
 def _count(run: Run, pointer: str) -> Cell:
@@ -60,9 +69,14 @@ def _headline(run: Run) -> str:
             f"{shown(run.at(f'/scores/{place}/bytes_per_token'), '.3f')} bytes a token; {windows(run, place)}")
 
 
-def _budget(run: Run) -> str:
-    limit = run.at("/training/budget_s")
-    return f"{shown(run.at('/training/train_s'), ',.1f')} s" + (f" of {shown(limit, ',g')} s" if limit.known else ", limited by steps")
+def _budget(run: Run) -> Cell:
+    took, limit = number(run.at("/training/train_s"), ",.1f", unit="s"), run.at("/training/budget_s")
+    return Cell(took.html + (f" of {shown(limit, ',g')} s" if limit.known else ", limited by steps" if run.at("/training/train_s").known else ""))
+
+
+def _packing(run: Run) -> str:
+    scheme, codec = run.at("/artifact/scheme"), run.at("/artifact/codec")
+    return text(scheme) + (f" + {text(codec)}" if codec.known else "")
 
 
 def _resumes(run: Run) -> str:
@@ -104,7 +118,7 @@ def _scores(runs: Sequence[Run]) -> str:
         which = f", split <code>{text(split, length=12)}</code>" if split.known else ""
         named = f"{text(run.at(f'/scores/{place}/text'))}{which}: {windows(run, place)}"
         rows = [_score_cells(runs, members, *member) for member in members]
-        made.append(f'<p class="heading">{named}</p>{table(header, rows, numbers_from=2 if len(runs) > 1 else 1)}')
+        made.append(f'<p class="heading">{named}</p>{table(header, rows)}')
     if len(runs) > 1:
         made.append(paragraphs(_not_compared(runs, groups)))
     return "".join(made)

@@ -1,18 +1,20 @@
 """HTML of a report: everything from a file is escaped, every number carries its source."""
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bitsperbyte.records.report.sources import Value
 
+SHORT_NAME = 12  # characters; a column of longer names keeps a width, so that it does not become a stack of words
 UNKNOWN = '<span class="unknown">not recorded</span>'
 
 
 @dataclass(frozen=True)
 class Cell:
-    """HTML in a table; numbers are set flush right."""
+    """HTML in a table, and whether it is a number."""
 
     html: str
     is_number: bool = False
@@ -61,19 +63,25 @@ def text(value: Value, *, length: int | None = None) -> str:
 
 def interval(low: Value, high: Value, form: str, *, scale: float = 1) -> str:
     """[low, high], or nothing where they are not known."""
-    return f"[{shown(low, form, scale=scale)}, {shown(high, form, scale=scale)}]" if low.known and high.known else ""
+    if not (low.known and high.known):
+        return ""
+    return f'<span class="interval">[{shown(low, form, scale=scale)}, {shown(high, form, scale=scale)}]</span>'
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell | str]], *, numbers_from: int = 1) -> str:
-    """A table that scrolls inside itself where it is wider than the page. `header` is HTML; the first cell of a row names it."""
-    head = "".join(f'<th scope="col"{_flush(place >= numbers_from)}>{cell}</th>' for place, cell in enumerate(header))
+def table(header: Sequence[str], rows: Sequence[Sequence[Cell | str]]) -> str:
+    """A table that scrolls inside itself where it is wider than the page. `header` is HTML; the first cell of a row names it. A column
+    that holds numbers alone is set flush right, its head too; one of numbers and words flush left."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    are_numbers = [all(cell.is_number for cell in column if cell.html) and any(cell.html for cell in column) for column in zip(*cells, strict=True)]
+    are_numbers = are_numbers or [False] * len(header)  # a table without rows
+    head = "".join(f'<th scope="col"{_flush(place > 0 and are_numbers[place])}>{cell}</th>' for place, cell in enumerate(header))
     body = []
-    for first, *rest in rows:
-        name = first.html if isinstance(first, Cell) else first
-        cells = "".join(f"<td{_flush(cell.is_number)}>{cell.html}</td>" if isinstance(cell, Cell) else f"<td>{cell}</td>" for cell in rest)
-        body.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+    for first, *rest in cells:
+        data = "".join(f"<td{_flush(flush)}>{cell.html}</td>" for cell, flush in zip(rest, are_numbers[1:], strict=True))
+        body.append(f'<tr><th scope="row">{first.html}</th>{data}</tr>')
     head = f"<thead><tr>{head}</tr></thead>" if header else ""
-    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{"".join(body)}</tbody></table></div>'
+    longest = max((len(re.sub("<[^>]*>", "", first.html)) for first, *_ in cells), default=0)
+    return f'<div class="scroll{" named" if longest > SHORT_NAME else ""}" tabindex="0"><table>{head}<tbody>{"".join(body)}</tbody></table></div>'
 
 
 def _flush(is_number: bool) -> str:

@@ -35,14 +35,14 @@ code { font: 0.9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: a
 .scroll { overflow-x: auto; margin: 12px 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
 th, td { text-align: left; vertical-align: top; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--rule); font-weight: 400; }
-thead th { font-weight: 600; } tbody th { color: var(--soft); min-width: 7.5rem; }
-.number { text-align: right; white-space: nowrap; }
-td { min-width: 5rem; }
+thead th { font-weight: 600; } tbody th { color: var(--soft); } .named tbody th { min-width: 7.5rem; }
+.number { text-align: right; } td.number, .interval { white-space: nowrap; }
+td { min-width: 6rem; overflow-wrap: anywhere; } td.number { min-width: 3.5rem; }
 figure { margin: 0; } figcaption { max-width: 76ch; font-size: 0.92rem; margin-top: 6px; }
 svg { display: block; width: 100%; height: auto; } svg.narrow { display: none; max-width: 560px; }
 .ids code { display: inline-block; margin-right: 8px; } summary { cursor: pointer; margin: 8px 0; }
 footer { margin-top: 56px; color: var(--soft); font-size: 0.85rem; border-top: 1px solid var(--rule); padding-top: 12px; }
-@media (max-width: 900px) { svg.wide { display: none; } svg.narrow { display: block; } h1 { font-size: 1.35rem; } }
+@media (max-width: 900px) { svg.wide { display: none; } svg.narrow { display: block; } h1 { font-size: 1.35rem; } th, td { padding-right: 10px; } }
 @media print { svg.narrow { display: none; } svg.wide { display: block; } }
 """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_BINS = 40
 MAX_SIGMAS = 12  # panels of the histogram
 NO_ROWS = "The journal holds no evaluated member, so {} is not drawn."
-NO_RESULT = "The run ended before its evaluation, so {} is not drawn."
+NO_RESULT = "The record holds no result on the test set, so {} is not drawn."
 
 
 def reward_name(run: Run) -> str:
@@ -89,7 +89,7 @@ def reward_plot(run: Run) -> Plot | str:
     more = " Only the smallest sigmas are drawn." if len(by_sigma) > len(drawn) else ""
     return Plot(f"rewards{run.number}", "Rewards by sigma", "Histogram of train rewards for each sigma, with the reward of the base model",
                 f"How many of the {shown(num(run.phase('search', 'reward')), ',')} members got which train reward. The base's is "
-                f"{shown(base, '.5g')}.{more}", (height, height + 20), draw)
+                f"{shown(base, '.5f')}.{more}", (height, height + 20), draw)
 
 
 def ensembles_of(run: Run) -> list[tuple[int, str]]:
@@ -250,6 +250,6 @@ def progress_plot(run: Run) -> Plot | str:
 
     return Plot(f"progress{run.number}", "Best reward against time", "Reward of each member and the best so far against the seconds of the search",
                 f"The search evaluated its members in {shown(total(run.phase('search', 'seconds')), ',.1f')} s. The best reward, "
-                f"{shown(largest(run.phase('search', 'reward')), '.5g')}, was that of member {shown(run.line(top, 'index'))}. The best of many draws "
+                f"{shown(largest(run.phase('search', 'reward')), '.5f')}, was that of member {shown(run.line(top, 'index'))}. The best of many draws "
                 "rises by chance alone: this curve is no evidence of a gain.", (320, 340), draw)
 

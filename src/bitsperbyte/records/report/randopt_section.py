@@ -38,24 +38,35 @@ def _or_absent(plot: Plot | str) -> Block:
 def _summary(runs: Sequence[Run]) -> str:
     rows = [
         *common_rows(runs),
-        ["task", *columns(runs, lambda run: f"{text(run.at('/randopt/task/name'))}, version {text(run.at('/randopt/task/version'))}")],
+        ["task", *columns(runs, _task)],
         ["test set", *columns(runs, _test_set)],
-        ["model", *columns(runs, lambda run: text(run.at("/randopt/engine/model")))],
-        ["population", *(number(run.at("/randopt/population/size"), ",", unit="members") for run in runs)],
-        ["members that vote (K)", *(number(run.at("/randopt/ensemble/k")) for run in runs)],
+        ["model", *columns(runs, lambda run: text(_first(run, "/randopt/engine/model", "/config/model/path")))],
+        ["population", *(number(_first(run, "/randopt/population/size", "/config/search/population"), ",", unit="members") for run in runs)],
+        ["members that vote (K)", *(number(_first(run, "/randopt/ensemble/k", "/config/search/top_k")) for run in runs)],
         ["base model", *columns(runs, lambda run: _result(run, "/randopt/base/test"))],
         ["ensemble", *columns(runs, lambda run: _result(run, "/randopt/ensemble/test"))],
         *([[f"ensemble less that of {letter(0)}", "", *(_gap(runs[0], run) for run in runs[1:])]] if len(runs) > 1 else []),
-        ["search", *columns(runs, lambda run: f"{shown(run.at('/randopt/throughput/search/seconds'), ',.1f')} s")],
+        ["search", *(number(run.at("/randopt/throughput/search/seconds"), ",.1f", unit="s") for run in runs)],
         ["in all", *(number(run.at("/phases_s/total"), ",.1f", unit="s") for run in runs)],
     ]
     return table(["", *heads(runs)], rows)
 
 
+def _first(run: Run, *pointers: str) -> Value:
+    """The first of these that the record states; a run without a result still says in its config what it was to be."""
+    found = [run.at(pointer) for pointer in pointers]
+    return next((value for value in found if value.known), found[0])
+
+
+def _task(run: Run) -> str:
+    version = run.at("/randopt/task/version")
+    return text(_first(run, "/randopt/task/name", "/config/task/name")) + (f", version {text(version)}" if version.known else "")
+
+
 def _test_set(run: Run) -> str:
     kind = "documents" if figures.is_likelihood(run) else "questions"
-    digest = run.at("/randopt/task/test_sha256")
-    return f"{shown(run.at('/randopt/task/num_test'), ',')} {kind}" + (f", <code>{text(digest, length=12)}</code>" if digest.known else "")
+    digest, size = run.at("/randopt/task/test_sha256"), _first(run, "/randopt/task/num_test", "/config/task/num_test")
+    return (f"{shown(size, ',')} {kind}" if size.known else shown(size)) + (f", <code>{text(digest, length=12)}</code>" if digest.known else "")
 
 
 def _result(run: Run, pointer: str) -> str:
@@ -91,7 +102,10 @@ def verdict_of(run: Run) -> Verdict:
         if row.a in ("ensemble", "mixture"):
             gains[row.b] = (-row.high, -row.low) if is_loss else (row.low, row.high)
     controls = ("random_mixture",) if is_loss else (SELECTION, PERTURBING)
-    return judge(gains.get("base"), {name: gains.get(name) for name in controls})
+    drawn = part.controls.random_k.model_extra or {}
+    share = drawn.get("share_at_most_ensemble" if is_loss else "share_at_least_ensemble")
+    return judge(gains.get("base"), {name: gains.get(name) for name in controls}, share if isinstance(share, int | float) else None,
+                 gains.get("best_single"))
 
 
 def _verdict(run: Run) -> str:
@@ -146,13 +160,13 @@ def _differences(run: Run, pointer: str, rows: Sequence[Any]) -> str:
         better = row.high < 0 if row.difference is None else row.low > 0
         worse = row.low > 0 if row.difference is None else row.high < 0
         says = "better" if better else "worse" if worse else "no difference shown"
-        cells: list[Cell | str] = [f"{escaped(NAMES.get(row.a, row.a))} less {escaped(NAMES.get(row.b, row.b))}",
+        cells: list[Cell | str] = [f"{escaped(NAMES.get(row.a, row.a))} against {escaped(NAMES.get(row.b, row.b))}",
                                    number(difference, form, scale=scale), interval(at("low"), at("high"), form, scale=scale), says]
         if not of_text:
             cells += [number(at("only_a")), number(at("only_b")), number(at("p_mcnemar"), ".3g")]
         made.append(cells)
     unit = "bits per byte" if of_text else "points"
-    header = ["", unit, f"{constant('95%')} interval", "in words"]
+    header = ["first against second", f"difference ({unit})", f"{constant('95%')} interval", "in words"]
     return table([*header, *([] if of_text else ["only the first right", "only the second right", "McNemar p"])], made)
 
 
@@ -167,7 +181,7 @@ def _sigmas(run: Run) -> str:
 
         rows.append([shown(at("sigma"), "g"), number(at("num")), number(at("mean"), ".5f"), number(at("sd"), ".5f"),
                      number(at("standard_error"), ".5f"), number(at("share_above_base"), ".1%")])
-    return table(["sigma", "members", "mean reward", "standard deviation", "standard error of the mean", "above the base"], rows, numbers_from=1)
+    return table(["sigma", "members", "mean reward", "standard deviation", "standard error of the mean", "above the base"], rows)
 
 
 def _items(run: Run) -> str:
@@ -180,7 +194,8 @@ def _items(run: Run) -> str:
         test = next((i for i, row in enumerate(part.tests) if (row.a, row.b) == ("ensemble", "base")), None)
         counts = "" if test is None else (f"The ensemble answered {shown(run.at(f'/randopt/tests/{test}/only_a'))} questions that the base did not, "
                                           f"and the base {shown(run.at(f'/randopt/tests/{test}/only_b'))} that the ensemble did not. ")
-        return title + paragraphs([f"{counts}Which items these were is not in this record: earlier versions did not keep results by item."], "absent")
+        kind = "document" if figures.is_likelihood(run) else "question"
+        return title + paragraphs([f"{counts}Results {kind} by {kind} are not in this record: earlier versions did not keep them."], "absent")
     return title + (_documents(run) if figures.is_likelihood(run) else _questions(run))
 
 
