@@ -66,7 +66,7 @@ TESTED_IN: dict[str, str] = {
     "records/published.py": "records/test_importers.py",
     "records/randopt_parts.py": "records/test_schema.py",
     **{f"records/report/{name}.py": "records/report/test_page.py" for name in (
-        "drawing", "golf_figures", "golf_section", "markup", "randopt_figures", "randopt_section", "run_facts", "sources")},
+        "golf_section", "randopt_section", "run_facts", "sources")},
     "records/score_parts.py": "records/test_schema.py",
     "run/log_lines.py": "run/test_train_log.py",
 }

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bitsperbyte.records.report.verdict import PERTURBING, SELECTION, judge
+from bitsperbyte.records.report.verdict import MIXING, PERTURBING, SELECTION, judge
 
 ABOVE, ACROSS, BELOW = (0.01, 0.05), (-0.01, 0.05), (-0.05, -0.01)
 
@@ -38,3 +38,18 @@ def test_reasons_name_each_control_once() -> None:
     made = judge(ABOVE, {SELECTION: ACROSS, PERTURBING: None, "random_mixture": ABOVE})
     assert len(made.reasons) == len(set(made.reasons)) == 3
     assert all(reason[0].isupper() and reason.endswith(".") for reason in made.reasons)
+
+
+@pytest.mark.parametrize(("share", "kind"), [(None, "gain"), (0.0, "gain"), (0.04, "gain"), (0.05, "explained"), (1.0, "explained")])
+@pytest.mark.parametrize("control", [SELECTION, MIXING])
+def test_a_gain_that_random_draws_reach_is_not_the_selections(control: str, share: float | None, kind: str) -> None:
+    made = judge(ABOVE, {control: ABOVE}, share)
+    assert made.kind == kind and len(made.reasons) == 1
+    assert ("might have given this result too" in made.reasons[0]) == (kind == "explained")
+    assert judge(ACROSS, {control: ABOVE}, share).kind == "none", "where no gain is shown, nothing is explained"
+
+
+def test_the_best_member_alone_takes_the_gain_from_the_vote_and_not_from_the_search() -> None:
+    for single, is_said in ((ABOVE, False), (ACROSS, True), (BELOW, True), (None, False)):
+        made = judge(ABOVE, {SELECTION: ABOVE, PERTURBING: ABOVE}, 0.0, single)
+        assert made.kind == "gain" and any("best single member" in reason for reason in made.reasons) == is_said

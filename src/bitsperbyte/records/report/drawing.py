@@ -7,12 +7,13 @@ viewBox is one CSS pixel at the width it is made for; text stays text.
 import functools
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bitsperbyte.records.report.markup import attribute
+from bitsperbyte.records.report.markup import attribute, one_line
 from bitsperbyte.records.report.sources import Value
 from bitsperbyte.records.report.thin import Limits, thin
 
@@ -135,7 +136,7 @@ class Plot:
         return self._drawn(PNG, "png")[1]
 
     def _drawn(self, sheet: Sheet, kind: str) -> tuple[Canvas, bytes]:
-        with _settings(sheet):
+        with _settings(sheet), warnings.catch_warnings():
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
 
@@ -145,6 +146,7 @@ class Plot:
             canvas = Canvas(sheet, figure)
             self.draw(canvas)
             file = io.BytesIO()
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a browser has fonts that this one lacks
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(file, format=kind, metadata=metadata, dpi=PNG_DOTS_PER_INCH if kind == "png" else UNITS_PER_INCH,
                            transparent=kind == "svg")
@@ -197,7 +199,7 @@ def letter(place: int) -> str:
 
 def shortened(text: str, longest: int = 32) -> str:
     """One line of at most `longest` characters; of a longer text the beginning and the end."""
-    text = " ".join(text.split())
+    text = one_line(text)
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 

@@ -20,9 +20,14 @@ class Cell:
     is_number: bool = False
 
 
+def one_line(text: Any) -> str:
+    """Text of a file as one line without control characters, those that turn the direction of writing included."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+
+
 def escaped(text: Any) -> str:
     """Text of a file in HTML: one line, no control characters."""
-    return html.escape(" ".join("".join(c if c.isprintable() else " " for c in str(text)).split()), quote=True)
+    return html.escape(one_line(text), quote=True)
 
 
 def attribute(text: str) -> str:
