@@ -127,6 +127,11 @@ def test_large_evidence_is_left_out(tmp_path: Path, run_dir: Path) -> None:
     ]
 
 
+def test_a_slug_that_begins_with_the_date_has_it_once(tmp_path: Path, run_dir: Path) -> None:
+    assert add_record(run_dir, tmp_path / "records", "2026-01-31_Thing").name == "2026-01-31_Thing"
+    assert add_record(run_dir, tmp_path / "records", "2026-01-30_Thing").name == "2026-01-31_2026-01-30_Thing"
+
+
 @pytest.mark.parametrize("slug", ["", "../escape", "a/b", ".hidden", "a b"])
 def test_slugs_that_leave_the_folder_are_refused(tmp_path: Path, run_dir: Path, slug: str) -> None:
     with pytest.raises(ValueError, match="--slug"):

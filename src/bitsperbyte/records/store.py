@@ -116,7 +116,8 @@ def add_record(run_dir: Path | str, root: Path | str = "records", slug: str | No
         raise ValueError(
             f"the slug {slug!r} must begin with a letter or digit and hold only those, '.', '_' and '-': give --slug"
         )
-    folder = Path(root) / record.track / f"{record.date}_{slug}"
+    is_dated = slug.startswith(f"{record.date}_")  # as the folders of public submissions are
+    folder = Path(root) / record.track / (slug if is_dated else f"{record.date}_{slug}")
     if folder.exists():
         raise ValueError(f"{folder} exists, and records are never overwritten: give another --slug")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

@@ -60,14 +60,18 @@ def _code(found: Submission, local_files: Sequence[tuple[str, int]], logs: Seque
     claim = found.claims.get(CODE) if found.claims else None
     if claim and claim.value not in sizes:
         yield f"{SCRIPT} has {found.script_size:,} bytes, and {FACTS} claims {claim}: {_off(found.script_size, claim.value)}"
-    elif not (found.claims and found.claims.facts.get("code_as_recorded", True) is not True):
-        # A submission which says that its runs counted another script is held to its own claim alone.
+    elif not _other_code_was_counted(found):
         for log in logs:
             counted = code_sizes(log.log)
             if counted and not sizes & set(counted):
                 near = min(counted, key=lambda n: abs(n - found.script_size))
                 yield f"{SCRIPT} has {found.script_size:,} bytes, and {log.name} counted {near:,}: {_off(found.script_size, near)}"
                 return
+
+
+def _other_code_was_counted(found: Submission) -> bool:
+    """Whether the submission says that its runs counted another script: then it is held to its own claim alone."""
+    return found.claims is not None and found.claims.facts.get("code_as_recorded", True) is not True
 
 
 def _weights(found: Submission, logs: Sequence[LogFile]) -> Iterable[str]:
@@ -108,7 +112,7 @@ def _total(found: Submission, local_files: Sequence[tuple[str, int]], logs: Sequ
         if largest > CAP_BYTES:
             yield f"{largest:,} bytes are {largest - CAP_BYTES:,} over the cap of {CAP_BYTES:,}"
         return
-    if found.claims and totals:
+    if found.claims and totals and not _other_code_was_counted(found):
         weights_too = [*totals, *(size for log in logs for size in weight_sizes(log.log))]
         for stated, known in [(claim, totals), *((c, weights_too) for c in found.claims.all(WEIGHTS_OR_TOTAL))]:
             if stated and not _matches(stated, known) and not (stated is not claim and _matches(stated, totals)):
@@ -139,7 +143,8 @@ def _seed_totals(found: Submission, logs: Sequence[LogFile]) -> Iterable[str]:
         if log.seed is None:
             continue
         known = {*total_sizes(log.log), *weight_sizes(log.log)}
-        for claim in (*found.claims.all(TOTAL, log.seed), *found.claims.all(WEIGHTS_OR_TOTAL, log.seed), *found.claims.all(WEIGHTS, log.seed)):
+        whole = () if _other_code_was_counted(found) else found.claims.all(TOTAL, log.seed)
+        for claim in (*whole, *found.claims.all(WEIGHTS_OR_TOTAL, log.seed), *found.claims.all(WEIGHTS, log.seed)):
             if known and claim.value not in known:
                 near = min(known, key=lambda n: abs(n - claim.value))
                 yield f"{FACTS} claims {claim}, and {log.name} counted {near:,}: {_off(near, claim.value)}"
