@@ -346,6 +346,19 @@ def test_results_that_contradict_themselves(tmp_path: Path, changes: dict[str, A
     assert any(says in sentence for sentence in record.imported.unread), record.imported.unread
 
 
+def test_results_of_several_data_sets_and_arguments_beside_them(tmp_path: Path) -> None:
+    """As forks write them: a table for each data set, and the arguments under `config`."""
+    sets = {"gsm8k": {"2": {"accuracy": 62.5, "correct": 160}}, "countdown": {"2": {"accuracy": 12.5, "correct": 32}}}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(RESULTS | {"ensemble_results": sets, "config": {"global_seed": 17}}))
+    [(_, record)] = import_runs([path], tmp_path / "out", name="sets")
+    assert record.imported.unread == [] and record.seed == 17 and record.imported.figures["results"]["ensemble_results"] == sets
+    sets["gsm8k"]["2"]["accuracy"] = 162.5
+    path.write_text(json.dumps(RESULTS | {"ensemble_results": sets}))
+    [(_, record)] = import_runs([path], tmp_path / "two", name="sets")
+    assert record.imported.unread == ["the ensemble of K = 2 of gsm8k states 162.5%"] and record.seed is None
+
+
 def test_the_best_seeds_alone_and_the_record_of_the_fast_fork(tmp_path: Path) -> None:
     path = tmp_path / "top_k_seeds.json"
     path.write_text(json.dumps(SEEDS))

@@ -38,7 +38,8 @@ def read_randopt(tables: Sequence[tuple[str, dict[str, Any]]]) -> Published:
             made.unread.append(f"{name} is not a file of RandOpt that is known")
     made.figures = {name: value for name, value in (("results", results or seeds), ("top_k_seeds", seeds if results else {}),
                                                     ("arguments", arguments)) if value}
-    seed = arguments.get("global_seed", results.get("global_seed"))
+    config = results["config"] if isinstance(results.get("config"), dict) else {}
+    seed = next((part["global_seed"] for part in (arguments, results, config) if part.get("global_seed") is not None), None)
     made.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
     made.unread += [*_accuracies(results), *_members_agree(results, seeds), *_models_agree(results, seeds, arguments)]
     hardware = results.get("hardware")
@@ -59,7 +60,11 @@ def _accuracies(results: dict[str, Any]) -> Iterator[str]:
     """Percentages against the counts that they are of, and figures of different kinds under one name."""
     num = results.get("test_samples")
     ensembles = results.get("ensemble_results")
-    for k, row in (ensembles.items() if isinstance(ensembles, dict) else ()):
+    by_set = isinstance(ensembles, dict) and bool(ensembles) and all(_is_by_k(row) for row in ensembles.values())  # several data sets
+    rows = [(f"{k} of {name}", row) for name, table in ensembles.items() for k, row in table.items()] if by_set else (
+        list(ensembles.items()) if isinstance(ensembles, dict) else [])
+    num = None if by_set else num  # of which set the number is, is not said
+    for k, row in rows:
         if not isinstance(row, dict):
             yield f"ensemble_results of K = {k} is {row!r}"
             continue
@@ -76,6 +81,11 @@ def _accuracies(results: dict[str, Any]) -> Iterator[str]:
     base = _number(results.get("base_test_accuracy"))
     if base is not None and base > 1 and base <= 100 and ensembles:
         yield f"base_test_accuracy {base} is more than 1: whether it is a percentage or a reward is not said"
+
+
+def _is_by_k(row: Any) -> bool:
+    """Whether a value is itself a table of ensembles by their size."""
+    return isinstance(row, dict) and bool(row) and all(str(k).isdigit() and isinstance(value, dict) for k, value in row.items())
 
 
 def _digits(value: float) -> int:
