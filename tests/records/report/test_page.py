@@ -192,6 +192,22 @@ def test_published_records_have_true_reports(repo_dir: Path, tmp_path: Path, tra
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_worked_readings_quote_their_reports(repo_dir: Path) -> None:
+    """Every decimal, count of thousands and interval of a reading in docs/reports.md stands in the report that it reads."""
+    pages = (repo_dir / "docs" / "reports.md").read_text(encoding="utf-8").partition("## Reading a golf report")[2].partition("## Where a number")[0]
+    readings = re.split(r"^`bpb report ", pages, flags=re.MULTILINE)[1:]
+    assert len(readings) == 3
+    for reading in readings:
+        command, _, said = reading.partition("`")
+        page = Page(make_report(read_runs([repo_dir / name for name in command.split()])).html)
+        shown = {"".join(element.text).replace("\N{MINUS SIGN}", "-") for element in page.sourced}
+        shown |= {word.strip("()") for text in shown for word in text.split()}
+        numbers = re.findall(r"[+-]?\d[\d,]*\.\d+%?|\d{1,3}(?:,\d{3})+|\d+%", re.sub(r"\]\([^)]*\)", "", said))
+        assert len(numbers) > 8
+        assert not [number for number in numbers if number not in shown], command
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("change", ["value", "scale", "bare"])
 def test_a_false_number_would_be_seen(golf_runs: list[Path], tmp_path: Path, change: str) -> None:
     page, _ = write_report(golf_runs, tmp_path / "page.html")
