@@ -185,7 +185,7 @@ class Fleet:
             else:
                 self._failed_to_open(slot, cause)
         except ray.exceptions.RayError as error:
-            self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error))
+            self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error, slot.is_ready))
         return None
 
     def _answered(self, slot: _Slot, answer: Any) -> Done | None:
@@ -275,7 +275,7 @@ class Fleet:
             return
         again = f"; {' and '.join(map(str, members))} will be run again" if members else ""
         self._say(f"{slot} {why}{again}")
-        if members and not by_node:
+        if members and not by_node:  # a member that takes every worker down must meet its limit
             self._losses[members[0]] += 1
             if self._losses[members[0]] >= self._section.max_failures:
                 raise RunFailed(f"{self._losses[members[0]]} workers were lost at {members[0]} (workers.max_failures): it may need more memory "
@@ -372,7 +372,7 @@ class Fleet:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
             except ray.exceptions.RayError as error:
-                self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error))
+                self._lose(slot, f"is gone ({why_lost(error)})", left_with_node(error, slot.is_ready))
 
 
 def why_lost(error: Any) -> str:
@@ -384,11 +384,13 @@ def why_lost(error: Any) -> str:
     return told.partition(" Some common causes")[0].removeprefix("The actor is dead because ").strip(" .:")[:300]
 
 
-def left_with_node(error: Any) -> bool:
-    """Whether Ray says that a worker's node left, or cannot be spoken to: what it ran then has no part in it."""
+def left_with_node(error: Any, was_ready: bool) -> bool:
+    """Whether Ray says that a worker's node left: what it ran then has no part in it. That it cannot be spoken to, Ray says of a node that
+    left and, on a busy machine, of a worker that a member has just taken down; so of one that was at work it counts."""
     import ray
 
-    return isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.NodeDiedError) or "node has died" in str(error)
+    unreachable = isinstance(error, ray.exceptions.ActorUnavailableError) and not was_ready
+    return unreachable or isinstance(error, ray.exceptions.NodeDiedError) or "node has died" in str(error)
 
 
 def _short(value: Any) -> str:
