@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -19,18 +19,18 @@ from bitsperbyte.records.store import read_record
 from bitsperbyte.run.config import resolved_yaml
 from bitsperbyte.run.folder import read_jsonl
 
-NODE_CPUS = 2
 DELAY_S = 0.3  # of each model, in the runs that are disturbed
 # a node that does not answer is declared dead sooner than in a cluster of many machines
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 4}
-QUIET_NODE = {"num_cpus": NODE_CPUS, "num_gpus": 0, "object_store_memory": 2**27, "include_dashboard": False}
+NODE = {"num_gpus": 0, "object_store_memory": 2**27}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Any]:
+    """A head without room for workers."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**QUIET_NODE, "_system_config": HEALTH})
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH})
     yield made
     made.shutdown()
 
@@ -74,12 +74,15 @@ entry.main()
 class Run:
     """`bpb randopt run` in a process (group) of its own."""
 
+    begun: ClassVar[list[subprocess.Popen]] = []
+
     def __init__(self, config: Path, run_dir: Path, delay_s: float = 0.0) -> None:
         self.run_dir = run_dir
         resume = ["--resume"] if (run_dir / "config.yaml").exists() else []
         self.process = subprocess.Popen(
             [sys.executable, "-c", SLOW_BPB, str(delay_s), "randopt", "run", str(config), "--run-dir", str(run_dir), *resume],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.begun.append(self.process)
 
     def num_rows(self) -> int:
         path = self.run_dir / "journal.jsonl"
@@ -98,6 +101,16 @@ class Run:
     def end(self, timeout_s: float = 300) -> tuple[int, str]:
         _, errors = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, errors
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    yield
+    while Run.begun:
+        process = Run.begun.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture
@@ -130,15 +143,16 @@ def check_same(run_dir: Path, alone: Path, timeless: Callable) -> None:
     assert records[0] == records[1] and records[0]["status"] == "finished"
 
 
-def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path, *, population: int, events: Sequence[str], seed: int) -> None:
-    """A run of `population` seeds in which each of `events` happens, in a random order at random moments: a worker is killed or frozen, a
-    node or the run itself is killed; a new node joins, the run is resumed."""
+def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path, *, population: int, events: Sequence[str], node_cpus: int,
+           seed: int) -> None:
+    """A run of `population` seeds on two nodes of `node_cpus` workers each, in which each of `events` happens, in a random
+    order at random moments: a worker is killed or frozen, a node or the run itself is killed; a new node joins, the run is resumed."""
     sections = {"search": {"population": population, "top_k": 3, "secondary_k": [2]}}
     alone = Run(settings("alone", **sections), tmp_path / "alone")
     workers = {"count": None, "address": cluster.address, "timeout_s": 6.0, "start_timeout_s": 60.0, "max_failures": 10}
     config = settings("fleet", **sections, workers=workers)
     rng = random.Random(seed)
-    second = cluster.add_node(**{k: v for k, v in QUIET_NODE.items() if k != "include_dashboard"})
+    nodes = [cluster.add_node(**NODE, num_cpus=node_cpus) for _ in range(2)]
     events = rng.sample(events, len(events))
     run, killed = Run(config, tmp_path / "fleet", DELAY_S), []
     for number, event in enumerate(events):
@@ -150,8 +164,8 @@ def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path,
             run.end()
             run = Run(config, tmp_path / "fleet", DELAY_S)
         elif event == "node":
-            cluster.remove_node(second, allow_graceful=False)
-            second = cluster.add_node(**{k: v for k, v in QUIET_NODE.items() if k != "include_dashboard"})
+            cluster.remove_node(nodes.pop(0), allow_graceful=False)
+            nodes.append(cluster.add_node(**NODE, num_cpus=node_cpus))
         else:
             found = workers_of(raylets_of(cluster))
             if not found:
@@ -162,21 +176,20 @@ def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path,
     log = (tmp_path / "fleet" / "run.log").read_text()
     assert code == 0, errors + log
     assert alone.end()[0] == 0 and run.num_rows() == alone.num_rows()
-    cluster.remove_node(second, allow_graceful=False)
     assert len(killed) >= len(events) - 1, f"most must have met a run that was still going: {killed} of {events}"
     assert log.count("run again") >= len(events) // 2, log  # of a worker that was at work
     check_same(tmp_path / "fleet", tmp_path / "alone", timeless)
 
 
 def test_a_few_kills(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path) -> None:
-    faults(cluster, settings, timeless, tmp_path, population=50, events=["worker", "node", "run"], seed=1)
+    faults(cluster, settings, timeless, tmp_path, population=36, events=["worker", "node", "run"], node_cpus=1, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_many_kills_in_two_hundred_seeds(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path) -> None:
     faults(cluster, settings, timeless, tmp_path, population=200, events=["worker"] * 9 + ["freeze"] * 2 + ["node"] * 2 + ["run"] * 2,
-           seed=2)
+           node_cpus=2, seed=2)
 
 
 def begin_own(config: Path, run_dir: Path, num_rows: int) -> tuple[Run, list[psutil.Process]]:
