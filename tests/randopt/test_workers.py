@@ -128,8 +128,9 @@ def test_a_lost_worker_is_replaced_and_nothing_of_its_work_is_lost(run: Callable
 def test_a_member_that_kills_every_worker_ends_the_run_and_is_named(run: Callable, config: Callable, timeless: Callable,
                                                                     tmp_path: Path) -> None:
     settings = config(workers={"count": 2, "max_failures": 2})
-    with pytest.raises(RunFailed, match=r"2 workers were lost at member 5 \(seed .* more memory .* --resume"):
-        run(settings, misbehaving(tmp_path, 5, "die", times=2))
+    # a worker that dies at once may take the answer of the member before with it, which the loss then counts against
+    with pytest.raises(RunFailed, match=r"2 workers were lost at member [45] \(seed .* more memory .* --resume"):
+        run(settings, misbehaving(tmp_path, 5, "die", times=3))
     assert read_record(tmp_path / "run").status == "crashed"
     same_as_one_engine(run, tmp_path, timeless, settings, run(settings, resume=True))
 
@@ -216,10 +217,11 @@ def test_an_error_of_ray_is_told_in_its_own_line() -> None:
 
     died = RayActorError(error_msg="The actor died unexpectedly before finishing this task.\n\tpid: 7\nThe actor is dead because its node has "
                                    "died. Node Id: 3f. Some common causes include: (1) a storm")
-    assert why_lost(died) == "its node has died. Node Id: 3f" and left_with_node(died)
+    assert why_lost(died) == "its node has died. Node Id: 3f" and left_with_node(died, True)
     killed = RayActorError(error_msg="The actor died.\nThe actor is dead because its worker process has died. Code 2. Some common causes: x")
-    assert why_lost(killed) == "its worker process has died. Code 2" and not left_with_node(killed)
-    assert left_with_node(ActorUnavailableError("The actor is unavailable.", b"0" * 16))
+    assert why_lost(killed) == "its worker process has died. Code 2" and not left_with_node(killed, True)
+    unreachable = ActorUnavailableError("The actor is unavailable.", b"0" * 16)
+    assert left_with_node(unreachable, False) and not left_with_node(unreachable, True)
     unborn = RayActorError(error_msg="The actor died because of an error raised in its creation task, C\n ^^\nModuleNotFoundError: No module 'b'")
     assert why_lost(unborn) == "ModuleNotFoundError: No module 'b'"
 
