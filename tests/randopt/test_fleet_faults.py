@@ -15,6 +15,11 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
+from bitsperbyte.randopt.engines.base import Sampling
+from bitsperbyte.randopt.engines.fake import FakeEngine
+from bitsperbyte.randopt.jobs import Job
+from bitsperbyte.randopt.population import draw_population
+from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.records.store import read_record
 from bitsperbyte.run.config import resolved_yaml
 from bitsperbyte.run.folder import read_jsonl
@@ -179,6 +184,34 @@ def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path,
     assert len(killed) >= len(events) - 1, f"most must have met a run that was still going: {killed} of {events}"
     assert log.count("run again") >= len(events) // 2, log  # of a worker that was at work
     check_same(tmp_path / "fleet", tmp_path / "alone", timeless)
+
+
+def test_a_node_may_join_and_leave_a_running_population(cluster: Any, config: Callable, tmp_path: Path) -> None:
+    import ray
+
+    first = cluster.add_node(**NODE, num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    said: list[str] = []
+    try:
+        fleet = Fleet.open(config(workers={"count": 2, "timeout_s": 60, "max_failures": 1}), tmp_path, said.append,
+                           lambda config, run_dir, say: FakeEngine(delay_s=0.02))
+        assert "1 worker of 1 CPU each of the 2 that were asked for" in said[0]
+        members = draw_population(100_000, [0.1], 0)
+        done = fleet.run(Job("search", prompts=[[49]]), members, lambda member: Sampling(4))
+        indices = [next(done).member.index for _ in range(10)]
+        cluster.add_node(**NODE, num_cpus=1)
+        while fleet.summary()["most_workers"] < 2:
+            indices.append(next(done).member.index)
+        cluster.remove_node(first, allow_graceful=False)
+        while fleet.summary()["lost"] < 1:  # which max_failures does not count: nobody is to blame
+            indices.append(next(done).member.index)
+        indices += [next(done).member.index for _ in range(10)]
+        done.close()
+        assert len(set(indices)) == len(indices) and set(range(len(indices) - 10)) < set(indices), "none twice, none left behind"
+        assert "will be run again" in said[-1]
+        fleet.close()
+    finally:
+        ray.shutdown()
 
 
 def test_a_few_kills(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bitsperbyte.randopt import session
+from bitsperbyte.randopt import session, workers
 from bitsperbyte.randopt.config import RandOptConfig
 from bitsperbyte.randopt.engines.base import Sampling
 from bitsperbyte.randopt.engines.fake import FakeEngine
 from bitsperbyte.randopt.engines.registry import open_engine
 from bitsperbyte.randopt.jobs import Job, in_turn
 from bitsperbyte.randopt.population import BASE, draw_population
-from bitsperbyte.randopt.worker import Worker
+from bitsperbyte.randopt.worker import Worker, versions
 from bitsperbyte.randopt.workers import Fleet, left_with_node, why_lost
 from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import read_record
@@ -170,13 +170,15 @@ def test_a_worker_with_other_weights_is_turned_away(config: Callable, tmp_path: 
     done = list(fleet.run(job, members, lambda member: Sampling(4)))
     assert sorted(d.member.index for d in done) == list(range(100))
     assert fleet.summary()["most_workers"] == 1 and fleet.describe()["weights_sha256"] != "0" * 64
-    assert [line for line in said if "is turned away" in line and "weights_sha256: 000000000000..., the others" in line]
+    assert [line for line in said if "is turned away" in line and "weights_sha256: 000000000000... and not" in line]
     fleet.close()
 
 
-def test_a_transformers_model_gives_the_same_bits_in_every_worker(config: Callable, tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_transformers_model_gives_the_same_bits_in_every_worker(config: Callable, tiny_llama: Path, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and nats of the base and of members, and the noise that rounding left."""
-    settings = config(model={"path": str(tiny_llama), "device": "cpu"}, workers={"count": 2})
+    monkeypatch.chdir(tiny_llama.parent)  # Ray's processes began elsewhere
+    settings = config(model={"path": tiny_llama.name, "device": "cpu"}, workers={"count": 2})
     engine = open_engine(settings, tmp_path, lambda line: None)
     prompts = engine.encode([[{"role": "user", "content": f"{i}?{i + 3}="}] for i in range(5)])
     members = [BASE, *draw_population(12, [0.01, 0.05], 3)]
@@ -190,6 +192,7 @@ def test_a_transformers_model_gives_the_same_bits_in_every_worker(config: Callab
             assert done.answers == alone[member].answers
             assert all((a.nats == b.nats).all() and (a.num_bytes == b.num_bytes).all()
                        for a, b in zip(done.documents, alone[member].documents, strict=True))
+    assert fleet.describe() == engine.describe()
     assert fleet.effective_rms(0.01, 7) == engine.effective_rms(0.01, 7)
     fleet.reset()
     fleet.verify_base()
@@ -212,6 +215,12 @@ def test_fewer_workers_than_asked_for_are_said_and_used_or_refused(config: Calla
         Fleet.open(config(model={"path": "fake", "device": "cuda"}, workers={"count": 2}), tmp_path, said.append, opener)
 
 
+def test_a_worker_with_other_code_is_refused(config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "versions", lambda: {**versions(), "torch": "1.0"})
+    with pytest.raises(ValueError, match="its code is not this process's .torch: .* and not 1.0.: install the same version"):
+        Fleet.open(config(workers={"count": 1}), tmp_path, print, lambda config, run_dir, say: FakeEngine())
+
+
 def test_an_error_of_ray_is_told_in_its_own_line() -> None:
     from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -229,7 +238,7 @@ def test_an_error_of_ray_is_told_in_its_own_line() -> None:
 def test_a_model_made_first_must_lie_where_the_worker_looks(config: Callable, tmp_path: Path) -> None:
     settings = config(model={"golf": {"settings": {}}}, workers={"count": 1})
     with pytest.raises(ValueError, match=f"the model that the run made is not in {tmp_path} on .*: .* put the run folder on a file system"):
-        Worker().open(settings.model_dump_json(), str(tmp_path), open_engine, 1)
+        Worker().open(settings.model_dump_json(), str(tmp_path), os.getcwd(), open_engine, 1)
 
 
 def test_without_ray_one_sentence_says_what_to_do_and_leaves_no_folder(run: Callable, config: Callable, tmp_path: Path,

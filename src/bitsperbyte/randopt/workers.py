@@ -5,6 +5,7 @@ or takes longer than it may, is replaced and its members go back to the front of
 Only this process writes the journal, so a member that ran twice stands there once.
 """
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,7 +20,7 @@ from bitsperbyte.randopt.engines.base import Engine, Sampling
 from bitsperbyte.randopt.engines.registry import prepare_model
 from bitsperbyte.randopt.jobs import Done, Job
 from bitsperbyte.randopt.population import Member
-from bitsperbyte.randopt.worker import Worker
+from bitsperbyte.randopt.worker import Worker, versions
 from bitsperbyte.run.outcome import RunFailed
 
 POLL_S = 1.0  # between two looks at the cluster's nodes, and at the clocks
@@ -67,6 +68,7 @@ class Fleet:
         self._numbers = count(1)
         self._facts: dict[str, Any] | None = None  # of the first worker that was ready, which the others must equal
         self._same: dict[str, Any] = {}
+        self._versions = versions()
         self._losses: Counter[Member] = Counter()  # of workers, by the member that they were at
         self._num_failed_starts = 0  # in a row
         self._num_given_up = 0  # workers that are not replaced
@@ -191,7 +193,11 @@ class Fleet:
     def _answered(self, slot: _Slot, answer: Any) -> Done | None:
         slot.since = time.monotonic()
         if slot.placing is not None:
-            slot.placing, slot.where = None, answer
+            slot.placing = None
+            slot.where, found = answer
+            if found != self._versions:
+                self._failed_to_open(slot, ValueError(f"its code is not this process's ({differences(found, self._versions)}): install the same "
+                                                      "version of everything on all nodes"))
         elif slot.opening is not None:
             slot.opening = None
             self._opened(slot, *answer)
@@ -205,10 +211,8 @@ class Fleet:
             for line in lines:
                 self._say(line)
             self._facts, self._same = facts, same
-        differing = [name for name in same if same[name] != self._same[name]]
-        if differing:
-            what = "; ".join(f"{name}: {_short(same[name])}, the others {_short(self._same[name])}" for name in differing)
-            self._say(f"{slot} is turned away, since its results would not be the others' ({what})")
+        if same != self._same:
+            self._say(f"{slot} is turned away, since its results would not be the others' ({differences(same, self._same)})")
             self._give_up(slot)
             return
         slot.is_ready = True
@@ -258,7 +262,7 @@ class Fleet:
         actor = ray.remote(Worker).options(num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0).remote()
         slot = _Slot(next(self._numbers), actor, since=time.monotonic())
         slot.placing = actor.place.remote()
-        slot.opening = actor.open.remote(self._settings, self._run_dir, self._opener, needs.cpus)
+        slot.opening = actor.open.remote(self._settings, self._run_dir, os.getcwd(), self._opener, needs.cpus)
         self._slots.append(slot)
 
     def _lose(self, slot: _Slot, why: str, by_node: bool = False) -> None:
@@ -391,6 +395,10 @@ def left_with_node(error: Any, was_ready: bool) -> bool:
 
     unreachable = isinstance(error, ray.exceptions.ActorUnavailableError) and not was_ready
     return unreachable or isinstance(error, ray.exceptions.NodeDiedError) or "node has died" in str(error)
+
+
+def differences(its: dict[str, Any], others: dict[str, Any]) -> str:
+    return "; ".join(f"{name}: {_short(its[name])} and not {_short(others[name])}" for name in its if its[name] != others[name])
 
 
 def _short(value: Any) -> str:
