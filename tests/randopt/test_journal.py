@@ -1,7 +1,9 @@
 """The journal: every row once, whole or not at all, and nobody else's."""
 
 import json
+import math
 import os
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitsperbyte.randopt.journal import Journal, Row
+from bitsperbyte.metric.bpb import Score
+from bitsperbyte.randopt.journal import HASH, Journal, Row
 
 IDENTITY = {"engine": {"weights_sha256": "ab"}, "task": {"name": "sums", "test_sha256": "cd"}}
 ROW = Row("search", 0, 2**62 + 1, 0.1, 0.5, [1.0, 0.0], [True, False], ["12", None], [], [], 2, 20, 7, 1, 0.25, 0.5, 0.125, 1.0)
+SCORED = replace(ROW, phase="heldout", reward=-Score(12.5, 9, 7).bpb, rewards=[], correct=[], votes=[], nats=[12.5, 0.0], num_bytes=[9, 0],
+                 num_truncated=0)
+TIMES = {"switch_s", "generate_s", "grade_s", "seconds"}
 
 
 def written(path: Path, *rows: Row) -> Path:
@@ -22,11 +28,12 @@ def written(path: Path, *rows: Row) -> Path:
     return path
 
 
-@given(rewards=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=5), sigma=st.floats(1e-9, 1e9),
-       votes=st.lists(st.none() | st.text(), max_size=4), seconds=st.floats(0, 1e6))
-def test_rows_round_trip(tmp_path_factory: pytest.TempPathFactory, rewards: list[float], sigma: float, votes: list,
-                         seconds: float) -> None:
-    row = replace(ROW, rewards=rewards, reward=sum(rewards) / len(rewards), sigma=sigma, votes=votes, seconds=seconds)
+@given(answers=st.lists(st.tuples(st.floats(allow_nan=False, allow_infinity=False, width=32), st.booleans(), st.none() | st.text()), min_size=2,
+                        max_size=5), sigma=st.floats(1e-9, 1e9), seconds=st.floats(0, 1e6))
+def test_rows_round_trip(tmp_path_factory: pytest.TempPathFactory, answers: list, sigma: float, seconds: float) -> None:
+    rewards, correct, votes = map(list, zip(*answers, strict=True))
+    row = replace(ROW, rewards=rewards, reward=math.fsum(rewards) / len(rewards), correct=correct, votes=votes, num_prompts=len(answers),
+                  sigma=sigma, seconds=seconds)
     path = written(tmp_path_factory.mktemp("j") / "journal.jsonl", row)
     with Journal.open(path, IDENTITY) as journal:
         assert journal.get("search", 0) == row and journal.rows("test") == []
@@ -75,6 +82,56 @@ def test_damage_is_named(tmp_path: Path, change: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Journal.open(path, IDENTITY)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("row", [ROW, SCORED], ids=["answered", "scored"])
+@pytest.mark.parametrize("is_old", [False, True], ids=["with hash", "without"])
+def test_a_row_that_no_run_writes_is_refused_with_its_line(tmp_path: Path, row: Row, is_old: bool) -> None:
+    """Whatever the hash says: a journal of before it was kept has none."""
+    changes = {"rewards": row.rewards[:-1] or [1.0], "correct": row.correct[:-1] or [True], "votes": row.votes[:-1] or [None], "nats": [-1.0] * 2,
+               "num_bytes": row.num_bytes[:-1] or [3], "num_prompts": 0, "num_prompt_tokens": -1, "num_tokens": 10**400, "num_truncated": 3,
+               "index": -1, "seed": None, "sigma": None, "reward": row.reward + 1e-6, **dict.fromkeys(TIMES, -1.0)}
+    for name, value in changes.items():
+        line = {**asdict(row), name: value}
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(map(json.dumps, [{"journal": 1, "identity": IDENTITY}, line if is_old else {**line, HASH: "0" * 16}])) + "\n")
+        with pytest.raises(ValueError, match="line 2: .* so it was damaged after it was written"):
+            Journal.open(path, IDENTITY)
+
+
+@pytest.mark.parametrize("row", [ROW, SCORED], ids=["answered", "scored"])
+def test_no_changed_byte_of_a_row_becomes_a_figure(tmp_path: Path, row: Row) -> None:
+    """A byte that changed on the disk is named with its line, or it changed nothing that a record is made of."""
+    whole = written(tmp_path / "j.jsonl", row).read_bytes()
+    header = whole.index(b"\n") + 1
+    rng = random.Random(0)
+    path, num_named = tmp_path / "changed.jsonl", 0
+    for _ in range(600):
+        at = rng.randrange(header, len(whole) - 1)
+        path.write_bytes(whole[:at] + bytes([rng.choice(b'0123456789.,-"truefals[]{} \n\xff\0')]) + whole[at + 1 :])
+        try:
+            with Journal.open(path, IDENTITY) as journal:
+                (found,) = journal.rows(row.phase)
+            assert {**asdict(found), **dict.fromkeys(TIMES, 0)} == {**asdict(row), **dict.fromkeys(TIMES, 0)}
+        except ValueError as error:
+            assert f"{path} line" in str(error)
+            num_named += 1
+    assert num_named > 300
+
+
+def test_nested_without_end_is_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "j.jsonl", ROW)
+    with path.open("a") as file:
+        file.write("[" * 200_000 + "\n")
+    with pytest.raises(ValueError, match="line 3 is not JSON"):
+        Journal.open(path, IDENTITY)
+
+
+def test_equal_rows_have_equal_lines_but_for_their_times(tmp_path: Path) -> None:
+    slower = replace(ROW, switch_s=9.0, generate_s=9.0, grade_s=9.0, seconds=9.0)
+    lines = [json.loads(written(tmp_path / f"{i}.jsonl", row).read_text().splitlines()[1]) for i, row in enumerate((ROW, slower))]
+    assert [{key: value for key, value in line.items() if key not in TIMES} for line in lines] == [
+        {key: value for key, value in lines[0].items() if key not in TIMES}] * 2
 
 
 def test_another_model_or_task_is_refused_with_the_difference(tmp_path: Path) -> None:

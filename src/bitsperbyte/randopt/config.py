@@ -7,6 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bitsperbyte.run.config import LoggerSection
 
 
+MIN_SIGMA, MAX_SIGMA = 1e-30, 1e30  # float32 keeps 24 bits of a number there, and of its product with a tensor's RMS
+MAX_POPULATION = 1_000_000  # it is drawn whole, in memory
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,15 +70,17 @@ class NoiseSection(Section):
 
     @model_validator(mode="after")
     def distinct_sigmas(self) -> "NoiseSection":
-        if any(s <= 0 for s in self.sigmas):
+        if not all(s > 0 for s in self.sigmas):
             raise ValueError(f"noise.sigmas {self.sigmas} must all be above 0: the base itself is always evaluated")
+        if outside := [s for s in self.sigmas if not MIN_SIGMA <= s <= MAX_SIGMA]:
+            raise ValueError(f"noise.sigmas holds {outside[0]:g}, and noise is float32: a sigma must lie from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
         if len(set(self.sigmas)) != len(self.sigmas):
             raise ValueError(f"noise.sigmas {self.sigmas} names one sigma twice")
         return self
 
 
 class SearchSection(Section):
-    population: int = Field(64, ge=1)
+    population: int = Field(64, ge=1, le=MAX_POPULATION)
     seed: int = Field(42, ge=0, lt=2**63, description="of the population, the control pool and every other draw")
     top_k: int = Field(8, ge=1, description="members that vote: the headline, fixed before the run")
     secondary_k: list[int] = Field([], description="other ensemble sizes, reported as secondary")
@@ -99,9 +105,9 @@ class DecodeSection(Section):
 class ControlsSection(Section):
     random_k: bool = Field(True, description="votes of uniformly drawn members")
     control_pool: int = Field(32, ge=1, description="members drawn uniformly from the population and run on the test set")
-    num_subsets: int = Field(20, ge=20, description="random K-subsets of the pool that vote")
+    num_subsets: int = Field(20, ge=20, le=100_000, description="random K-subsets of the pool that vote")
     base_majority: bool = Field(True, description="majority vote over K samples of the base model")
-    temperature: float = Field(0.7, gt=0, description="of those samples")
+    temperature: float = Field(0.7, ge=1e-6, description="of those samples")
     top_p: float = Field(1.0, gt=0, le=1)
     best_single: bool = Field(True, description="the member of the best train reward alone")
 
@@ -113,7 +119,7 @@ class HeldoutSection(Section):
     num_docs: int = Field(256, ge=2)
     build_if_missing: bool = True
     context: int = Field(2048, ge=2, description="tokens of a window")
-    random_mixtures: int = Field(5, ge=2, description="mixtures of K members drawn from the control pool")
+    random_mixtures: int = Field(5, ge=2, le=10_000, description="mixtures of K members drawn from the control pool")
 
 
 class ProbesSection(Section):

@@ -2,10 +2,12 @@
 
 The first line says what the rows belong to (model, task, noise); each other line is one row, and (phase, index) is its key. A run
 that was killed at any moment finds here what is done: no row is evaluated twice, none is lost, and a last line that was cut short is
-dropped.
+dropped. Each row carries a hash of what the record is made of, so that a row which was changed on the disk is named and not counted.
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bitsperbyte.metric.bpb import Score
 from bitsperbyte.run.folder import JsonlWriter, check_same_config, read_jsonl, sync_directory
 
 SCHEMA_VERSION = 1
@@ -50,6 +53,8 @@ class Row:
 
 
 _TYPES = {field.name: field.type for field in dataclasses.fields(Row)}
+_TIMES = ("switch_s", "generate_s", "grade_s", "seconds")
+HASH = "sha256"  # of a row's line, but for its times: two equal runs have equal lines but for those
 
 
 class Journal:
@@ -100,7 +105,8 @@ class Journal:
         """Add one row; return when the disk has it. OSError with a sentence where the disk refuses: nothing of the row is then left."""
         key = row.phase, row.index
         assert row.phase in PHASES and key not in self._rows, key
-        self._writer.append(dataclasses.asdict(row))
+        line = dataclasses.asdict(row)
+        self._writer.append({**line, HASH: row_hash(line)})
         self._rows[key] = row
         self.on_append(row)
 
@@ -114,6 +120,12 @@ class Journal:
         self.close()
 
 
+def row_hash(line: dict[str, Any]) -> str:
+    """16 hex digits over everything of a row but its times."""
+    text = json.dumps({key: value for key, value in line.items() if key not in (*_TIMES, HASH)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _check_header(path: Path, line: dict[str, Any], identity: dict[str, Any]) -> None:
     if line.get("journal") != SCHEMA_VERSION or not isinstance(line.get("identity"), dict):
         raise ValueError(f"{path} does not begin with the header of a journal of version {SCHEMA_VERSION}: it was damaged, or another "
@@ -122,8 +134,9 @@ def _check_header(path: Path, line: dict[str, Any], identity: dict[str, Any]) ->
 
 
 def _read_row(path: Path, number: int, line: dict[str, Any]) -> Row:
+    stated = line.get(HASH)
     try:
-        row = Row(**line)
+        row = Row(**{key: value for key, value in line.items() if key != HASH})
     except TypeError as error:
         raise ValueError(_damaged(path, number, "its keys are not those of a row")) from error
     for name, kind in _TYPES.items():
@@ -131,9 +144,34 @@ def _read_row(path: Path, number: int, line: dict[str, Any]) -> Row:
             raise ValueError(_damaged(path, number, f"{name} is {str(getattr(row, name))[:40]!r}"))
     if row.phase not in PHASES:
         raise ValueError(_damaged(path, number, f"there is no phase {row.phase!r}"))
-    if row.rewards and not math.isclose(row.reward, math.fsum(row.rewards) / len(row.rewards), rel_tol=1e-9, abs_tol=1e-12):
-        raise ValueError(_damaged(path, number, f"the reward {row.reward} is not the mean of its {len(row.rewards)} rewards"))
+    if what := _contradiction(row):
+        raise ValueError(_damaged(path, number, what))
+    if HASH in line and stated != row_hash(line):  # journals of before it was kept lack it
+        raise ValueError(_damaged(path, number, f"its content does not have the {HASH} that it states"))
     return row
+
+
+def _contradiction(row: Row) -> str | None:
+    """What cannot be in a row of right types."""
+    answered, scored = (row.rewards, row.correct, row.votes), (row.nats, row.num_bytes)
+    full, empty = (scored, answered) if row.nats else (answered, scored)
+    if any(empty) or any(len(values) != row.num_prompts for values in full) or row.num_prompts < 1:
+        return f"its lists are not each of {row.num_prompts} items"
+    for name in ("num_prompt_tokens", "num_tokens", "num_truncated", *_TIMES):
+        if getattr(row, name) < 0:
+            return f"{name} is {getattr(row, name)}"
+    if min(*row.nats, *row.num_bytes, 0, 0) < 0:
+        return "it holds less than no nats or bytes"
+    if row.num_truncated > row.num_prompts:
+        return f"{row.num_truncated} of {row.num_prompts} answers are cut short"
+    if (row.seed is None) != (row.sigma is None) or row.index < -1 or (row.index == -1 and row.seed is not None):
+        return f"index {row.index} cannot have seed {row.seed} and sigma {row.sigma}"
+    if row.rewards and not math.isclose(row.reward, math.fsum(row.rewards) / len(row.rewards), rel_tol=1e-9, abs_tol=1e-12):
+        return f"the reward {row.reward} is not the mean of its {len(row.rewards)} rewards"
+    if row.nats and not (sum(row.num_bytes) and math.isclose(
+            -row.reward, Score(math.fsum(row.nats), sum(row.num_bytes), row.num_tokens).bpb, rel_tol=1e-9, abs_tol=1e-12)):
+        return f"the reward {row.reward} is not minus the bits per byte of its {len(row.nats)} documents"
+    return None
 
 
 def _damaged(path: Path, number: int, what: str) -> str:
@@ -143,9 +181,9 @@ def _damaged(path: Path, number: int, what: str) -> str:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a JSON value is of a field's type."""
-    checks = {"str": lambda v: isinstance(v, str), "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    checks = {"str": lambda v: isinstance(v, str), "int": lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**64,
               "bool": lambda v: isinstance(v, bool), "None": lambda v: v is None,
-              "float": lambda v: isinstance(v, float | int) and not isinstance(v, bool) and math.isfinite(v)}
+              "float": lambda v: isinstance(v, float | int) and not isinstance(v, bool) and abs(v) < math.inf}
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     name = str(kind) if "[" in str(kind) or "|" in str(kind) else name
     if name.startswith("list["):

@@ -106,11 +106,8 @@ def load_config(path: Path | str, model_cls: type[Model], overrides: Sequence[st
         loaded = model_cls.model_validate(merged)
     except ValidationError as error:
         raise ValueError("; ".join(_describe(item, origins, str(path)) for item in error.errors())) from error
-    for key, value in _flatten(loaded.model_dump(mode="python")).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(
-                f"{_origin(key, origins, str(path))}: {key} is {value}, and a setting must be a finite number"
-            )
+    if found := _not_finite(loaded):
+        raise ValueError(f"{_origin(found.partition(' ')[0], origins, str(path))}: {found}, and a setting must be a finite number")
     return loaded
 
 
@@ -118,9 +115,21 @@ def check_settings(values: dict[str, Any], model_cls: type[Model], source: str) 
     """Settings that are at hand, not in a file (`source` names where from), read as `load_config` reads a file's; ValueError likewise."""
     _check_keys(values, model_cls, source)
     try:
-        return model_cls.model_validate(values)
+        made = model_cls.model_validate(values)
     except ValidationError as error:
         raise ValueError("; ".join(f"{source}: {sentence}" for sentence in error_sentences(error))) from error
+    if found := _not_finite(made):
+        raise ValueError(f"{source}: {found}, and a setting must be a finite number")
+    return made
+
+
+def _not_finite(model: BaseModel) -> str | None:
+    """The first number that is not finite, alone or in a list, as `key is value`; None where each is."""
+    for key, value in _flatten(model.model_dump(mode="python")).items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                return f"{key} is {value}"
+    return None
 
 
 def resolved_yaml(model: BaseModel) -> str:

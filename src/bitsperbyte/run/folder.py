@@ -60,7 +60,7 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} line {number} is not JSON ({error}): the file was damaged after it was written"
             ) from error

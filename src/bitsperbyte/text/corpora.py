@@ -172,7 +172,7 @@ def iter_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line.removeprefix("\ufeff"))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # plain ValueError: a number of thousands of digits
         raise ValueError(f"{where}: this line is not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: this line is not a JSON object with named fields (it is not an object)")

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 
+MIN_TEMPERATURE = 1e-6
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to decode. temperature 0 is greedy; otherwise `seed` and a sequence's position in the call fix its draws, whatever the
@@ -25,8 +28,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}, and at least one token must be generated")
-        if not self.temperature >= 0.0:
-            raise ValueError(f"a temperature of {self.temperature} means nothing: 0 is greedy, 1 the model's own distribution")
+        if not (self.temperature == 0.0 or self.temperature >= MIN_TEMPERATURE):
+            raise ValueError(f"a temperature of {self.temperature} means nothing: 0 is greedy, 1 the model's own distribution, and between "
+                             f"0 and {MIN_TEMPERATURE:g} the quotient leaves the range of float32")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}, and must lie above 0 and at most at 1")
 

@@ -27,11 +27,9 @@ class Prompter:
         messages = [m for m in messages if m["role"] != "system" or m["content"].strip()]
         if self.format == "plain":
             return self.prefix + self._ids("\n".join(m["content"] for m in messages))
-        from jinja2 import TemplateError
-
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:
+        except Exception as error:  # the template is a program of its own: beside TemplateError it may fail as any expression does
             roles = ", ".join(m["role"] for m in messages)
             raise ValueError(f"the model's chat template refuses messages of the roles {roles} ({error}): leave out task.system where it is "
                              "set, or set model.prompt_format to plain") from error

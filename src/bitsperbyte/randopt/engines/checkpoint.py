@@ -94,12 +94,20 @@ def load_checkpoint(section: ModelSection, device: torch.device, say: Callable[[
     model = _load_model(found.folder, found.options, live_dtype(section, device), section.path)
     names = checkpoint_names(model, stored)
     model.to(device).eval().requires_grad_(False)
+    _require_finite(model, section.path)
     weights = files_sha256(found.weights, say)
     if "gguf_file" in found.options:
         tokenizer_sha256 = hashlib.sha256(_serialised(tokenizer).encode()).hexdigest()
     else:
         tokenizer_sha256 = files_sha256(found.tokenizer_files(), say)
     return Checkpoint(model, tokenizer, names, section.path, found.revision, found.folder, weights, tokenizer_sha256)
+
+
+def _require_finite(model: nn.Module, source: str) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{source} has weights that are not finite numbers in {name}, as {str(parameter.dtype).removeprefix('torch.')}: "
+                             "fetch it again, or set model.dtype to a type with the range that the weights need")
 
 
 def live_dtype(section: ModelSection, device: torch.device) -> torch.dtype:
@@ -135,6 +143,7 @@ def tensor_names(path: Path) -> list[str]:
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors in a safetensors file, from its header. ValueError for a damaged one."""
+    length = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
@@ -142,8 +151,11 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         if len(header) != size:
             raise ValueError("the header is cut off")
-        return {name: tuple(facts["shape"]) for name, facts in json.loads(header).items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tensors = {name: facts for name, facts in json.loads(header).items() if name != "__metadata__"}
+        if 8 + size + max((facts["data_offsets"][1] for facts in tensors.values()), default=0) != length:
+            raise ValueError("the file is longer or shorter than its header says")
+        return {name: tuple(facts["shape"]) for name, facts in tensors.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: fetch it again") from error
 
 
@@ -173,7 +185,9 @@ def _weight_files(folder: Path, source: str) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
             shards = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            if not shards or any(Path(name).name != name for name in shards):
+                raise ValueError("it names no files of this folder")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{folder / INDEX} is damaged: fetch it again") from error
         if missing := [name for name in shards if not (folder / name).is_file()]:
             raise ValueError(f"{source} lacks the weight file {missing[0]} that its index names: fetch it again")
@@ -192,12 +206,13 @@ def _refuse_quantised(folder: Path, source: str, options: dict[str, Any]) -> Non
     if "gguf_file" in options:
         return  # transformers turns its integers back into floating-point weights
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))).get("quantization_config")
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is damaged: fetch it again") from error
-    if found := config.get("quantization_config"):
-        raise ValueError(f"{source} is quantised ({found.get('quant_method', 'unknown method')}), and noise on packed weights and their scales "
-                         "means nothing: take the unquantised model")
+    if found:
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise ValueError(f"{source} is quantised ({method or 'unknown method'}), and noise on packed weights and their scales means nothing: "
+                         "take the unquantised model")
 
 
 @contextmanager
@@ -205,10 +220,10 @@ def _sentence(source: str, what: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint it cannot take into one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError, TypeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        text = " ".join(str(error).split())
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of whatever kind: config checks, the file readers in Rust, arithmetic on absurd sizes
+        text = " ".join(str(error).split()) or type(error).__name__
         if "trust_remote_code" in text:
             raise ValueError(f"{source} needs Python code of its own: read that code, then set model.trust_remote_code") from error
         raise ValueError(f"transformers cannot load {what} of {source}: {text[:300]}") from error
@@ -229,9 +244,10 @@ def _load_model(folder: Path, options: dict[str, Any], dtype: torch.dtype, sourc
     from transformers import AutoModelForCausalLM
 
     with _sentence(source, "the model"):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options)  # told below, in one sentence
     for kind in ("missing_keys", "mismatched_keys"):
-        if found := sorted(map(str, info.get(kind) or [])):
+        if found := sorted(str(key if isinstance(key, str) else key[0]) for key in info.get(kind) or []):
             raise ValueError(f"the weights of {source} do not fit its config.json: {len(found)} tensors ({found[0]}, ...) are "
                              f"{'missing' if kind == 'missing_keys' else 'of another shape'}")
     return model

@@ -80,7 +80,8 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_p: Tensor | N
     order = None
     if top_p is not None:
         mass, order = mass.sort(dim=-1, descending=True, stable=True)
-        mass = mass.masked_fill(mass.cumsum(-1) - mass >= top_p, 0.0)
+        before = mass.cumsum(-1) - mass
+        mass = mass.masked_fill((before >= top_p) & (before > 0), 0.0)  # the first stays, whatever is left of top_p in float32
     reached = mass.cumsum(-1)
     total = reached[:, -1:]
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -126,9 +127,11 @@ class Decoder:
 
     def trace(self, prompt_ids: Sequence[Sequence[int]], num_tokens: int, *, graphs: bool | None = None) -> tuple[Tensor, Tensor]:
         """Greedy tokens int64 (N, num_tokens) and the logits float32 (N, num_tokens, V) they were taken from, all prompts in one batch,
-        end tokens ignored: what the start-up self-test compares. graphs None: as in `generate`."""
+        end tokens ignored: what the start-up self-test compares; in several batches where one does not hold them. graphs None: as in `generate`."""
         self._make_room(len(prompt_ids), max(map(len, prompt_ids)) + num_tokens, num_tokens)
-        assert self._rows >= len(prompt_ids), "a trace must fit one batch"
+        if (rows := self._rows) < len(prompt_ids):
+            parts = [self.trace(prompt_ids[at : at + rows], num_tokens, graphs=graphs) for at in range(0, len(prompt_ids), rows)]
+            return torch.cat([tokens for tokens, _ in parts]), torch.cat([logits for _, logits in parts])
         with torch.inference_mode():
             run = _Run(self, prompt_ids, [num_tokens] * len(prompt_ids), Sampling(num_tokens))
             kept = []

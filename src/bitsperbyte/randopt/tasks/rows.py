@@ -1,6 +1,7 @@
 """Questions from files: JSON lines with the line's number in every complaint, and the hub's data sets at a pinned commit."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,18 @@ def text_of(row: dict[str, Any], field: str, where: str) -> str:
     if field not in row:
         raise ValueError(f"{where}: no field {field!r}; the line has {', '.join(map(repr, list(row)[:8])) or 'none'}")
     value = row[field]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: the field {field!r} is {value}, which is no number to ask or answer with: write what is meant, in quotes")
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = json.dumps(value)
     if not isinstance(value, str):
         raise ValueError(f"{where}: the field {field!r} must be a text or a number, not {type(value).__name__}")
     if not value.strip():
         raise ValueError(f"{where}: the field {field!r} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: the field {field!r} holds half of a surrogate pair, which is not text") from None
     return value
 
 
