@@ -96,7 +96,7 @@ def test_a_folder_with_a_run_is_refused_without_resume(run: Callable, config: Ca
 
 def test_a_population_grows_but_does_not_shrink(run: Callable, config: Callable, timeless: Callable) -> None:
     run(config())
-    with pytest.raises(ValueError, match="a population only grows: .* begun with search.population 12, and 10 is fewer"):
+    with pytest.raises(ValueError, match="a population only grows: the journal in .* holds members of the first 12, and search.population 10 is fewer"):
         run(config(search__population=10), resume=True)
     engine = FakeEngine()
     grown = run(config(search__population=20), engine, resume=True).model_dump(mode="json")
@@ -104,6 +104,14 @@ def test_a_population_grows_but_does_not_shrink(run: Callable, config: Callable,
     assert timeless(grown["randopt"]["selection"]) == timeless(fresh["randopt"]["selection"])
     assert timeless(grown["randopt"]["controls"]) == timeless(fresh["randopt"]["controls"])
     assert grown["config"]["search"]["population"] == 20
+
+
+def test_a_growth_by_mistake_is_taken_back_and_loses_nothing(run: Callable, config: Callable, timeless: Callable, tmp_path: Path) -> None:
+    small = run(config()).model_dump(mode="json")
+    with pytest.raises(KeyboardInterrupt):
+        run(config(search__population=100_000), stop_at("perturb", 1, KeyboardInterrupt()), resume=True)
+    assert read_record(tmp_path / "run").status == "interrupted"
+    assert timeless(run(config(), resume=True).model_dump(mode="json")) == timeless(small)
 
 
 def test_resuming_under_other_settings_is_refused_with_the_difference(run: Callable, config: Callable) -> None:

@@ -205,6 +205,18 @@ def test_files_that_cannot_be_a_config_are_refused_by_name(write, text: str, exp
     assert expected in message and "leaf.yaml" in message
 
 
+@pytest.mark.parametrize("values", [[0.9, "1e400"], ["nan"], [0.1, 0.2, "-1e999"]])
+def test_numbers_in_lists_must_be_finite_too(write, values: list) -> None:
+    class Listed(BaseModel):
+        betas: list[float] = []
+
+    path = write("listed.yaml", f"betas: [{', '.join(map(str, values))}]")
+    with pytest.raises(ValueError, match=r"listed.yaml: betas is \[.*, and a setting must be a finite number"):
+        load_config(path, Listed)
+    with pytest.raises(ValueError, match="somewhere: betas is .* must be a finite number"):
+        check_settings({"betas": [float(value) for value in values]}, Listed, "somewhere")
+
+
 def test_longer_cycles_missing_files_and_other_encodings(write, tmp_path: Path) -> None:
     write("a.yaml", "extends: b.yaml")
     write("b.yaml", "extends: c.yaml")

@@ -6,7 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bitsperbyte.run.config import LoggerSection
 
-
 MIN_SIGMA, MAX_SIGMA = 1e-30, 1e30  # float32 keeps 24 bits of a number there, and of its product with a tensor's RMS
 MAX_POPULATION = 1_000_000  # it is drawn whole, in memory
 

@@ -35,7 +35,7 @@ from bitsperbyte.records.schema import Record
 from bitsperbyte.records.store import continue_record, readable_record, write_record
 from bitsperbyte.run.config import LOGGER, WORKERS, config_diff, config_hash, resolved_yaml
 from bitsperbyte.run.console import SteadyConsole
-from bitsperbyte.run.folder import CONFIG, IDENTITY, RunFolder, check_same_config, read_identity
+from bitsperbyte.run.folder import CONFIG, IDENTITY, RunFolder, check_same_config, read_identity, read_jsonl
 from bitsperbyte.run.outcome import EXIT_FAILED, RunFailed
 from bitsperbyte.run.provenance import collect
 from bitsperbyte.run.trackers import Tracker, open_tracker, require_installed
@@ -144,7 +144,7 @@ def _recorded(folder: RunFolder, record: Record, config: RandOptConfig, console:
             if record.status == "finished":
                 raise
             # said, not raised: the first error is the one that says why the run ended
-            console.print(f"{RECORD} could not be brought up to date: {error}", highlight=False)
+            console.print(f"{RECORD} could not be brought up to date: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _held_out(config: RandOptConfig, say: Callable[[str], None]) -> Slice | None:
@@ -165,14 +165,22 @@ def _check_resumable(run_dir: Path, identity: dict[str, Any], config: RandOptCon
     saved = read_identity(run_dir, IDENTITY_PARTS)
     check_same_config(saved, identity, may_change=MAY_CHANGE)
     before = saved["config"]["search"]["population"]
-    if config.search.population < before:
-        raise ValueError(f"a population only grows: {run_dir} was begun with search.population {before}, and "
-                         f"{config.search.population} is fewer")
+    if config.search.population < before:  # a growth that was a mistake can be taken back until its first seed is evaluated
+        held = _num_searched(run_dir / JOURNAL)
+        if config.search.population < held:
+            raise ValueError(f"a population only grows: the journal in {run_dir} holds members of the first {held}, and "
+                             f"search.population {config.search.population} is fewer")
     earlier = readable_record(run_dir / RECORD)
     without = {LOGGER: None, WORKERS: None}
     if earlier and earlier.status == "finished" and not config_diff(*({**c, **without} for c in (saved["config"], identity["config"]))):
         raise ValueError(f"the run in {run_dir} is finished: see its {RECORD}, grow it with --set search.population={2 * before}, "
                          "or take another --run-dir")
+
+
+def _num_searched(journal: Path) -> int:
+    """The smallest population that holds every member in the journal."""
+    rows = read_jsonl(journal)[0] if journal.exists() else []
+    return 1 + max((row["index"] for row in rows if row.get("phase") == "search" and isinstance(row.get("index"), int)), default=-1)
 
 
 def _open(config: RandOptConfig, run_dir: Path, say: Callable[[str], None]) -> Engine | Fleet:

@@ -64,6 +64,13 @@ def test_a_template_that_refuses_a_role_gets_a_sentence(prompter: Callable) -> N
         made.encode([SYSTEM, USER])
 
 
+@pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ messages + 1 }}", "{% if %}", "{{ messages[99].content }}", "{{ [].__class__.__base__ }}",
+                                      "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"])
+def test_a_template_that_fails_in_any_way_gets_a_sentence(prompter: Callable, template: str) -> None:
+    with pytest.raises(ValueError, match="the model's chat template refuses messages of the roles user"):
+        prompter(template=template).encode([USER])
+
+
 def test_an_end_token_that_the_tokenizer_appends_does_not_end_the_prompt(tokenizer_of: Callable) -> None:
     from tokenizers import processors
 

@@ -96,6 +96,15 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def weights(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(change(path.read_bytes()))
+
+
 def only_pickled(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -118,7 +127,22 @@ def no_tokenizer(folder: Path) -> None:
     (lambda f: spoil_config(f, auto_map={"AutoConfig": "x.Y"}, model_type="own"), "set model.trust_remote_code"),
     (drop_tensor, r"1 tensors \(model.norm.weight, ...\) are missing"),
     (no_tokenizer, "has no tokenizer: put the files"),
-], ids=range(12))
+    (lambda f: (f / "config.json").write_text("[]"), "config.json is damaged"),
+    (lambda f: spoil_config(f, quantization_config="x"), "is quantised"),
+    (lambda f: spoil_config(f, vocab_size=100), r"do not fit its config.json: .*embed_tokens.* of another shape"),
+    (lambda f: spoil_config(f, hidden_size="x"), "transformers cannot load the "),
+    (lambda f: spoil_config(f, hidden_size=0), "transformers cannot load the |do not fit its config.json"),
+    (lambda f: spoil_config(f, num_hidden_layers=3), "transformers cannot load the |do not fit its config.json"),
+    (lambda f: index(f, "[]"), "index.json is damaged"),
+    (lambda f: index(f, '{"weight_map": {"a": 5}}'), "index.json is damaged"),
+    (lambda f: index(f, '{"weight_map": {}}'), "index.json is damaged"),
+    (lambda f: index(f, '{"weight_map": {"a": "../x.safetensors"}}'), "index.json is damaged"),
+    (lambda f: weights(f, lambda raw: raw[: len(raw) // 2]), "not a whole safetensors file: fetch it again"),
+    (lambda f: weights(f, lambda raw: raw + b"x"), "not a whole safetensors file: fetch it again"),
+    (lambda f: weights(f, lambda raw: b"\x01" + bytes(7) + b"5"), "not a whole safetensors file: fetch it again"),
+    (lambda f: weights(f, lambda raw: (200_000).to_bytes(8, "little") + b"[" * 200_000), "not a whole safetensors file: fetch it again"),
+    (lambda f: weights(f, lambda raw: raw[:-4] + b"\0\0\xc0\x7f"), r"weights that are not finite numbers in model\..*, as float32: fetch it again"),
+], ids=range(27))
 def test_what_cannot_be_used_gets_a_sentence(own_folder: Path, spoil: Callable[[Path], object], words: str) -> None:
     spoil(own_folder)
     with pytest.raises(ValueError, match=words):

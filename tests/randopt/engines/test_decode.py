@@ -222,6 +222,19 @@ def test_a_token_without_mass_is_never_drawn(top_p: float | None) -> None:
     assert drawn.tolist() == [1, 3]
 
 
+def test_a_vanishing_top_p_leaves_the_likeliest_token() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [float("-inf"), float("-inf"), 0.0, float("-inf")]])
+    drawn = draw(logits, torch.tensor([0.5, 0.999], dtype=torch.float64), torch.tensor(1.0), torch.tensor(1e-300))
+    assert drawn.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("max_sequences", [1, 2])
+def test_a_trace_of_more_prompts_than_fit_one_batch_is_the_same(max_sequences: int) -> None:
+    prompts = prompts_of([3, 9, 1, 5, 2])
+    whole, parts = (decoder(n).trace(prompts, 4) for n in (None, max_sequences))
+    assert torch.equal(whole[0], parts[0]) and torch.equal(whole[1], parts[1])
+
+
 def test_a_trace_gives_the_logits_its_tokens_came_from(tiny_model: Callable) -> None:
     model = tiny_model("llama")
     fuse_projections(model)

@@ -15,7 +15,9 @@ def test_rows_come_with_their_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "words"), [("{", "a.jsonl:1: this line is not JSON"),
-                                                ('{"a": 1}\n[1]', "a.jsonl:2: this line is not a JSON object")])
+                                                ('{"a": 1}\n[1]', "a.jsonl:2: this line is not a JSON object"),
+                                                ('{"a": ' + "9" * 5000 + "}", "a.jsonl:1: this line is not JSON"),
+                                                ("[" * 200_000, "a.jsonl:1: this line is not JSON")])
 def test_a_bad_line_is_named(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match=words):
@@ -30,7 +32,8 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 def test_fields_are_texts_or_numbers() -> None:
     assert [text_of({"a": value}, "a", "f:1") for value in ("x", 2, 2.5)] == ["x", "2", "2.5"]
     for row, words in [({"b": "x"}, "no field 'a'; the line has 'b'"), ({}, "has none"), ({"a": " "}, "is empty"),
-                       ({"a": True}, "not bool"), ({"a": None}, "not NoneType")]:
+                       ({"a": True}, "not bool"), ({"a": float("nan")}, "is nan, which is no number"), ({"a": float("inf")}, "is inf"),
+                       ({"a": "x\ud800"}, "half of a surrogate pair"), ({"a": None}, "not NoneType")]:
         with pytest.raises(ValueError, match=f"f:1: .*{words}"):
             text_of(row, "a", "f:1")
 

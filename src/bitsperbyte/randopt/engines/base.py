@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-
 MIN_TEMPERATURE = 1e-6
 
 

@@ -206,8 +206,8 @@ def _refuse_quantised(folder: Path, source: str, options: dict[str, Any]) -> Non
     if "gguf_file" in options:
         return  # transformers turns its integers back into floating-point weights
     try:
-        found = dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))).get("quantization_config")
-    except (ValueError, TypeError, RecursionError) as error:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is damaged: fetch it again") from error
     if found:
         method = found.get("quant_method") if isinstance(found, dict) else None
