@@ -28,7 +28,8 @@ class Memory:
 
 
 def row(index: int, reward: float, phase: str = "search", seconds: float = 0.5) -> Row:
-    return Row(phase, index, 100 + index, 0.1, reward, [reward], [reward > 0.5], ["x"], [], [], 4, 8, 10, 1, 0.0, 0.1, 0.0, seconds)
+    answers = [reward] * 4, [reward > 0.5] * 4, ["x"] * 4
+    return Row(phase, index, 100 + index, 0.1, reward, *answers, [], [], 4, 8, 10, 1, 0.0, 0.1, 0.0, seconds)
 
 
 def test_each_seed_is_a_step_and_a_resumed_run_goes_on_with_its_number(tmp_path: Path) -> None:
