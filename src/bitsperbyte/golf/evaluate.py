@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from bitsperbyte.golf.model import GolfModel
+from bitsperbyte.golf.ranks import all_gather
 from bitsperbyte.metric.bpb import Score
 from bitsperbyte.metric.windows import WindowPlan, plan_windows
 from bitsperbyte.text.tokenizers import ByteTable
@@ -175,6 +175,6 @@ def _of_all_ranks(losses: np.ndarray | None, counts: list[int], world_size: int,
     if losses is not None:
         sent[: len(losses)] = torch.from_numpy(losses).to(device)
     got = torch.empty(world_size * len(sent), dtype=torch.float64, device=device)
-    dist.all_gather_into_tensor(got, sent)
+    all_gather(got, sent)
     rows = got.view(world_size, -1).cpu().numpy()
     return [row[:count] for row, count in zip(rows, counts, strict=False)]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bitsperbyte.golf.model import is_control
+from bitsperbyte.golf.ranks import all_gather
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NS_EPS = 1e-7
@@ -140,7 +141,7 @@ class Muon(torch.optim.Optimizer):
             for p, made in zip(same, newton_schulz(torch.stack([updates[p] for p in same]), group["ns_steps"], dtype), strict=True):
                 parts[p].copy_(made)
         got = torch.empty(self.world_size * room, dtype=dtype, device=sent.device)
-        work = dist.all_gather_into_tensor(got, sent, async_op=True)
+        work = all_gather(got, sent, async_op=True)
         return _Exchange(work, got.view(self.world_size, room), sent, of_ranks, group)
 
     def _momenta(self, params: list[Tensor], group: dict) -> list[Tensor]:

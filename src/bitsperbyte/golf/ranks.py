@@ -50,6 +50,12 @@ class Ranks:
             dist.destroy_process_group()
 
 
+def all_gather(got: Tensor, sent: Tensor, async_op: bool = False) -> dist.Work | None:
+    """Every rank's `sent` (n,), equally long on all, into `got` (ranks * n,), under the name that this torch has for it."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the older name warns on every rank from 2.13 on
+    return gather(got, sent, async_op=async_op)
+
+
 def is_lost_rank(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone, rather than something here. gloo raises a bare RuntimeError."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
