@@ -193,7 +193,7 @@ def test_a_node_may_join_and_leave_a_running_population(cluster: Any, config: Ca
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     said: list[str] = []
     try:
-        fleet = Fleet.open(config(workers={"count": 2, "timeout_s": 60, "max_failures": 1}), tmp_path, said.append,
+        fleet = Fleet.open(config(workers={"count": 2, "timeout_s": 60}), tmp_path, said.append,
                            lambda config, run_dir, say: FakeEngine(delay_s=0.02))
         assert "1 worker of 1 CPU each of the 2 that were asked for" in said[0]
         members = draw_population(100_000, [0.1], 0)
@@ -203,7 +203,7 @@ def test_a_node_may_join_and_leave_a_running_population(cluster: Any, config: Ca
         while fleet.summary()["most_workers"] < 2:
             indices.append(next(done).member.index)
         cluster.remove_node(first, allow_graceful=False)
-        while fleet.summary()["lost"] < 1:  # which max_failures does not count: nobody is to blame
+        while fleet.summary()["lost"] < 1:
             indices.append(next(done).member.index)
         indices += [next(done).member.index for _ in range(10)]
         done.close()

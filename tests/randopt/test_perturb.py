@@ -258,3 +258,18 @@ def test_checksums_see_order_and_do_not_depend_on_how_memory_is_cut() -> None:
     assert checksums([strided]) == checksums([strided.contiguous()])
     column = torch.randn(8, 10).bfloat16()[:, :1]
     assert checksums([column]) == checksums([column.flatten()])
+
+
+def test_figures_do_not_depend_on_the_number_of_threads() -> None:
+    """Relative sigmas and the record's noise are the same in a worker of one thread as in a process of many."""
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(300_007, generator=torch.Generator().manual_seed(1)), requires_grad=False)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            perturber = Perturber(Layout.of_module(module), scheme="binomial", sigma="relative", base="device")
+            found.append((perturber.rms, perturber.effective_rms(0.01, 5)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(figures == found[0] for figures in found)
