@@ -1,11 +1,15 @@
 """Fixtures shared by all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a script put into the background, whose children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -78,10 +78,8 @@ def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path) -> None:
 def test_leaving_is_no_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "running")
     main, side = pty.openpty()
-    # a suite that was itself started in the background has SIGINT ignored, and what it starts inherits that
     process = subprocess.Popen([sys.executable, "-m", "bitsperbyte", "watch", str(run), "--interval", "0.1"], stdin=side, stdout=side,
-                               stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"},
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                               stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"})
     os.close(side)
     seen = b""
     while b"tiny" not in seen:
