@@ -21,7 +21,7 @@ shift 2
 
 resume=()
 if [[ -f "$run_dir/identity.json" ]]; then resume=(--resume); fi
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun of 22.05 does not take it from the job; bound to cores, a task then has one
 exec srun --kill-on-bad-exit=1 "${PYTHON:-.venv/bin/python}" -m torch.distributed.run \

@@ -23,14 +23,18 @@ shift 2
 
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun of 22.05 does not take it from the job; bound to cores, a task then has one
 bin=${BIN:-.venv/bin}
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address="$first:${PORT:-6379}"
+# Whoever reaches Ray's port may run code: a token of this job keeps others out. Left to itself, Ray asks for one on some nodes and not on others.
+RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" start --head --port="${PORT:-6379}" --include-dashboard=false \
   --num-cpus="$SLURM_CPUS_PER_TASK" --disable-usage-stats --block &
-for _ in $(seq 60); do
-  if srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/ray" status --address="$address" >/dev/null 2>&1; then break; fi
-  sleep 2
+head=$!
+until (exec 3<>"/dev/tcp/$first/${PORT:-6379}") 2>/dev/null; do
+  if ! kill -0 "$head" 2>/dev/null; then echo "Ray's head has ended, as said above (PORT taken, or in 10002-19999?)" >&2; exit 1; fi
+  sleep 1
 done
 if (( SLURM_NNODES > 1 )); then
   srun --nodes=$(( SLURM_NNODES - 1 )) --ntasks=$(( SLURM_NNODES - 1 )) --exclude="$first" --overlap "$bin/ray" start --address="$address" \
@@ -40,7 +44,8 @@ fi
 resume=()
 if [[ -f "$run_dir/identity.json" ]]; then resume=(--resume); fi
 
-srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap "$bin/bpb" randopt run "$config" --run-dir "$run_dir" \
+# without srun, which would answer TERM by killing the search; this script is on the first node anyway
+"$bin/bpb" randopt run "$config" --run-dir "$run_dir" \
   --set workers.count=null --set "workers.address=$address" "${resume[@]}" "$@" &
 search=$!
 trap 'kill -TERM "$search"' TERM
