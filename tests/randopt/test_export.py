@@ -160,6 +160,17 @@ def test_another_base_model_is_refused_and_leaves_nothing(record_of: Callable, t
     assert sorted(p.name for p in tmp_path.iterdir() if "other" in p.name) == []
 
 
+@pytest.mark.parametrize(("section", "key"), [("config", "noise"), ("config", "model"), ("engine", "dtype"), ("engine", "weights_sha256")])
+def test_a_record_that_does_not_say_what_a_member_is_made_of(record_of: Callable, tmp_path: Path, section: str, key: str) -> None:
+    path, record, _ = record_of({"path": str(make_checkpoint(tmp_path / "base", tied=True))})
+    part = record.randopt.model_dump()
+    record.randopt = SimpleNamespace(model_dump=lambda: part)
+    del (record.config if section == "config" else part["engine"])[key]
+    with pytest.raises(ValueError, match="does not say which model and noise its members are made of"):
+        export_member(path, 1, tmp_path / "member")
+    assert not (tmp_path / "member").exists()
+
+
 def test_what_is_there_is_kept(record_of: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _, _ = record_of({"path": str(make_checkpoint(tmp_path / "base", tied=True))})
     (tmp_path / "full").mkdir()

@@ -200,8 +200,9 @@ def test_lost_or_damaged_nats_are_scored_again(tmp_path: Path) -> None:
     kept = [nats_path(tmp_path / "n", "heldout", i).read_bytes() for i in range(5)]
     nats_path(tmp_path / "n", "heldout", 1).unlink()
     nats_path(tmp_path / "n", "heldout", 3).write_bytes(kept[3][:-7])
+    nats_path(tmp_path / "n", "heldout", 4).write_bytes(kept[0])  # whole, but another member's
     engine = FakeEngine()
-    assert rolled(tmp_path / "j", engine, MEMBERS, **more) == rows and len(switches(engine)) == 2
+    assert rolled(tmp_path / "j", engine, MEMBERS, **more) == rows and len(switches(engine)) == 3
     for i in range(5):
         assert all(np.array_equal(a.nats, b.nats) for a, b in zip(
             read_nats(tmp_path / "n", "heldout", i), scores_of(MEMBERS[i], items), strict=True))

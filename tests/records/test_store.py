@@ -160,9 +160,10 @@ def test_adding_is_all_or_nothing(tmp_path: Path, run_dir: Path, monkeypatch, er
 
 def test_a_damaged_record_is_not_passed_over(tmp_path: Path, run_dir: Path) -> None:
     folder = add_record(run_dir, tmp_path / "records")
-    (folder / "record.json").write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        list(iter_records(tmp_path / "records"))
+    for text in ("{", "[" * 200_000, '{"seed": ' + "9" * 5000 + "}"):
+        (folder / "record.json").write_text(text)
+        with pytest.raises(ValueError, match="is not JSON"):
+            list(iter_records(tmp_path / "records"))
     assert list(iter_records(tmp_path / "nowhere")) == []
 
 

@@ -15,6 +15,7 @@ from bitsperbyte.run.folder import (
     RunFolder,
     check_same_config,
     lock_holder,
+    read_identity,
     read_jsonl,
     require_disk_space,
     write_atomic,
@@ -350,3 +351,10 @@ def test_appends_are_quick_without_sync(tmp_path: Path) -> None:
         for i in range(2000):
             writer.append({"step": i}, sync=False)
     assert time.perf_counter() - began < 2.0  # 1 ms a row would show in every step of a small model
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"config": 1}', "[" * 200_000, '{"a": ' + "9" * 5000 + "}"])
+def test_a_damaged_identity_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "identity.json").write_text(text)
+    with pytest.raises(ValueError, match=r"identity\.json is damaged"):
+        read_identity(tmp_path, ("config", "data"))

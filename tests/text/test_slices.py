@@ -132,11 +132,26 @@ def test_any_change_of_the_file_or_damage_to_its_manifest_is_said(source: Path, 
         assert out.read_bytes() == damaged
     out.write_bytes(content)
     manifest = json.loads(manifest_path(out).read_text())
-    for text in ("{", "[]", json.dumps({**manifest, "sha256": "0"}), json.dumps({**manifest, "version": 2}),
+    for text in ("{", "[" * 200_000, "[]", json.dumps({k: v for k, v in manifest.items() if k != "source"}),
+                 json.dumps({**manifest, "sha256": "0"}), json.dumps({**manifest, "version": 2}),
                  json.dumps({**manifest, "format": "x"}), json.dumps({k: v for k, v in manifest.items() if k != "parameters"})):
         manifest_path(out).write_text(text)
         with pytest.raises(ValueError, match=r"s\.jsonl\.manifest\.json"):
             read_slice(out)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"[1]\n", ":1: not a document"), (b'{"text": "a"}\n{"text": 5}\n', ":2: not a document"), (b'{"text": "a"}\n{"text": "\\ud800"}\n', ":2: not a"),
+    (b'{"text": "cut', ":1: not a document"), (b"", "it holds 0 documents and its manifest says 10"),
+    (b'{"text": "a"}\n', "it holds 1 documents")])
+def test_a_slice_whose_hash_was_forged_is_refused_too(source: Path, tmp_path: Path, content: bytes, words: str) -> None:
+    out = tmp_path / "s.jsonl"
+    make_slice(Request(str(source), 10, **LOOSE), out)
+    out.write_bytes(content)
+    manifest = json.loads(manifest_path(out).read_text())
+    manifest_path(out).write_text(json.dumps({**manifest, "sha256": hashlib.sha256(content).hexdigest()}))
+    with pytest.raises(ValueError, match=words):
+        read_slice(out)
 
 
 def test_embedded_text_needs_no_file(tmp_path: Path) -> None:

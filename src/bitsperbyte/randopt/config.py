@@ -130,7 +130,7 @@ class HardwareSection(Section):
 
     num_gpus: int = Field(1, ge=1)
     gpu: str | None = None
-    gpu_memory_gib: float = Field(80.0, gt=0)
+    gpu_memory_gib: float = Field(80.0, gt=0, le=1e6)
     tensor_parallel: int = Field(1, ge=1)
 
 

@@ -90,8 +90,13 @@ def _engine_facts(record: Record) -> dict[str, Any]:
 def _config(record: Record, path: Path, model: str | None) -> RandOptConfig:
     """The run's config for one switch on the CPU: in the type that the run's weights had, since that decides how noise is rounded, and
     without a copy of the base, which one switch does not need."""
-    settings = {**record.config, "noise": {**record.config["noise"], "base": "none"}}
-    section = {**record.config["model"], "device": "cpu", "dtype": _engine_facts(record)["dtype"]}
+    try:
+        settings = {**record.config, "noise": {**record.config["noise"], "base": "none"}}
+        section = {**record.config["model"], "device": "cpu", "dtype": _engine_facts(record)["dtype"]}
+        section["golf"], _engine_facts(record)["weights_sha256"], _engine_facts(record)["tokenizer_sha256"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{path} does not say which model and noise its members are made of ({error} is missing): only the record of a run "
+                         "of this program does, and an imported one does not") from error
     if model is not None:
         section |= {"path": model, "golf": None, "revision": None}
     elif section["golf"] and not (path.parent / "model" / "artifact.bpb").exists():

@@ -28,6 +28,7 @@ from bitsperbyte.randopt.workers import Fleet
 from bitsperbyte.run.folder import write_atomic
 
 GRADED_AT_ONCE = 64  # members of a fleet whose answers are being graded; more than that, and the workers wait
+RTOL = 1e-3  # of a document's nats, scored twice: another batch or device rounds otherwise
 GRADING_GRACE_S = 10.0  # after an interrupt or a failure, for the answers that are being graded
 
 
@@ -110,16 +111,16 @@ def _is_done(journal: Journal, phase: str, member: Member, num_items: int, nats_
     if num_items not in (len(row.rewards), len(row.nats)):
         raise ValueError(f"{journal.path}: {phase} {member.index} holds {max(len(row.rewards), len(row.nats))} items, and this run has "
                          f"{num_items}: the journal is of another run")
-    return nats_dir is None or _readable(nats_dir, phase, member.index)
+    return nats_dir is None or _kept(nats_dir, row)
 
 
-def _readable(nats_dir: Path, phase: str, index: int) -> bool:
-    """Whether the member's nats are there and whole. Those that are not are scored again; the row then says what they must sum to."""
+def _kept(nats_dir: Path, row: Row) -> bool:
+    """Whether the member's nats are there, whole and its own. Those that are not are scored again; the row says what they must sum to."""
     try:
-        read_nats(nats_dir, phase, index)
+        documents = read_nats(nats_dir, row.phase, row.index)
     except ValueError:
         return False
-    return True
+    return [int(d.num_bytes.sum()) for d in documents] == row.num_bytes and np.allclose([d.nats.sum() for d in documents], row.nats, rtol=RTOL)
 
 
 def _answer(
@@ -168,7 +169,7 @@ def _score(produced: Iterator[Done], journal: Journal, phase: str, nats_dir: Pat
         if earlier is None:
             journal.append(row)
             on_row(row)
-        elif not np.allclose(earlier.nats, row.nats, rtol=1e-3):
+        elif not np.allclose(earlier.nats, row.nats, rtol=RTOL):
             raise ValueError(f"{member} was scored again in {phase}, since the nats it had were lost, and {journal.path} says "
                              f"{math.fsum(earlier.nats):.3f} nats where there are now {math.fsum(row.nats):.3f}: the model or the text "
                              "changed; start a new run in another --run-dir")

@@ -33,7 +33,7 @@ def read_record(path: Path | str) -> Record:
     path = _record_file(Path(path))
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): restore it, or run again") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} holds a {type(data).__name__} where a record, a JSON object, belongs")

@@ -257,7 +257,7 @@ def read_identity(run_dir: Path | str, parts: Collection[str]) -> dict[str, Any]
         identity = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing: {run_dir} is not a whole run folder") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): restore it from a copy of the run, or start a new run") from error
     missing = set(parts) - set(identity) if isinstance(identity, dict) else set(parts)
     if missing:

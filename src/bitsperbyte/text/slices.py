@@ -119,8 +119,21 @@ def read_slice(path: Path | str) -> Slice:
         raise ValueError(f"{path}: its sha256 is {found[:16]}... and its manifest says {manifest['sha256'][:16]}...: the slice "
                          "changed or is damaged, and scores on it would compare with nothing; restore it, or delete it and make "
                          "it again")
-    documents = tuple(json.loads(line)["text"] for line in content.splitlines())
+    documents = tuple(_text(line, f"{path}:{number}") for number, line in enumerate(content.splitlines(), 1))
+    if len(documents) != manifest.get("num_docs"):
+        raise ValueError(f"{path}: it holds {len(documents)} documents and its manifest says {manifest.get('num_docs')}: one of the two "
+                         "was changed; delete both and make the slice again")
     return Slice(path, documents, found, manifest)
+
+
+def _text(line: bytes, where: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+        text.encode()  # not with half of a surrogate pair
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{where}: not a document as a slice holds it, {{\"text\": ...}}; delete the slice and its manifest, and make it "
+                         "again") from error
+    return text
 
 
 def ensure_slice(path: Path | str, source: str, num_docs: int, build_if_missing: bool, *, documents: Iterable[str] | None = None,
@@ -213,11 +226,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{path} has no manifest ({beside.name}) beside it, so nothing says what it is; make the slice with "
                          "`bpb data slice`") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{beside}: not valid JSON ({error}); restore it, or delete it and make the slice again") from None
     sound = (isinstance(manifest, dict) and manifest.get("format") == FORMAT and isinstance(manifest.get("parameters"), dict)
              and isinstance(manifest.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", manifest["sha256"]) is not None
-             and "revision" in manifest)
+             and "revision" in manifest and isinstance(manifest.get("source"), str))
     if not sound or manifest.get("version") != FORMAT_VERSION:
         raise ValueError(f"{beside}: not a manifest of a slice in version {FORMAT_VERSION}; make the slice again with this program")
     return manifest
