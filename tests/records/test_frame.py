@@ -41,7 +41,7 @@ def drawn(made: View, width: int, height: int | None = None, encoding: str = "ut
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("width, height", itertools.product([30, 40, 80, 200], [12, 24, 60]))
+@pytest.mark.parametrize("width, height", list(itertools.product([30, 40, 80, 200], [12, 24, 60])))
 def test_a_frame_fits_its_screen(width: int, height: int, encoding: str) -> None:
     for made in (view(), view(track="randopt", golf=None, randopt=RANDOPT), view(golf=None, log=["x" * 500])):
         lines = drawn(made, width, height, encoding).splitlines()
