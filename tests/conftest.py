@@ -5,8 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPO = Path(__file__).resolve().parents[1]
+
+settings.register_profile("steady", deadline=None)  # a busy machine makes an example slow, not wrong
+settings.load_profile("steady")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a script put into the background, whose children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -138,7 +138,10 @@ def _train(config: GolfConfig, run_dir: Path, folder: RunFolder | None, ranks: R
     finally:
         for update in (lambda: _fill_training(record, trainer, run_dir, time.perf_counter() - began), lambda: _write(folder, record)):
             try:
-                update()
+                try:
+                    update()
+                except KeyboardInterrupt:  # torchrun signals again when a rank is lost: how the run ended is still to be written
+                    update()
             except (OSError, ValueError) as error:
                 if record.status == "finished":
                     raise
