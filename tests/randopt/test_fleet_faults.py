@@ -175,7 +175,9 @@ def faults(cluster: Any, settings: Callable, timeless: Callable, tmp_path: Path,
             found = workers_of(raylets_of(cluster))
             if not found:
                 continue
-            rng.choice(found).send_signal(signal.SIGKILL if event == "worker" else signal.SIGSTOP)
+            # by turns the oldest, which is at work, and any of them, which may still be loading its model
+            victim = min(found, key=lambda worker: worker.create_time()) if number % 2 == 0 else rng.choice(found)
+            victim.send_signal(signal.SIGKILL if event == "worker" else signal.SIGSTOP)
         killed.append(event)
     code, errors = run.end()
     log = (tmp_path / "fleet" / "run.log").read_text()
